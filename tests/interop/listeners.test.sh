@@ -65,7 +65,7 @@ check "globex's socket lists its exports" lists globex g-db
 check "qemu-img opens an own export" qemu-img info "nbd+unix:///a-db?socket=$DIR/acme.sock"
 qemu_refused() { ! qemu-img info "nbd+unix:///g-db?socket=$DIR/acme.sock"; }
 check "and not a neighbour's" qemu_refused
-check "a table of listeners" says_like "^acme +$DIR/acme.sock +off +0 +a-db a-web shared\$" listeners
+check "a table of listeners" says_like "^acme +nbd +$DIR/acme.sock +off +0 +a-db a-web shared\$" listeners
 script listeners.py live "$DIR" "$CONTROL" "$CONFIG" "$IMAGES"
 stop_with TERM
 check "SIGTERM ends the server with 0" test "$STATUS" -eq 0

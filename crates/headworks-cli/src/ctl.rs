@@ -387,12 +387,20 @@ fn diskstats_line(device: &DiskRow) -> String {
     line + "\n"
 }
 
+/// A client as lists name it: its address, after what it speaks unless that is NBD.
+pub(crate) fn who(one: &Connection) -> String {
+    match one.kind.as_str() {
+        "nbd" => one.peer.clone(),
+        kind => format!("{kind} {}", one.peer),
+    }
+}
+
 fn show_connections(connections: &[Connection]) -> String {
     let line = |one: &Connection| {
         format!(
             "{}: {} at {}, export {}, class {}, {} in flight{}\n",
             one.id,
-            one.peer,
+            who(one),
             or_dash(one.listener.as_ref()),
             or_dash(one.export.as_ref()),
             or_dash(one.ioprio.as_ref()),

@@ -65,13 +65,14 @@ pub fn added(words: &str) -> Result<methods::AddListener, String> {
 
 /// Formats the list of listeners; columns are as wide as their content.
 fn table(listeners: &[Listener]) -> String {
-    const HEAD: [&str; 5] = ["NAME", "ADDRESS", "TLS", "CLIENTS", "EXPORTS"];
+    const HEAD: [&str; 6] = ["NAME", "KIND", "ADDRESS", "TLS", "CLIENTS", "EXPORTS"];
     let mut rows = vec![HEAD.map(str::to_owned)];
     rows.extend(listeners.iter().map(|row| {
         let exports = if row.exports.is_empty() { "-".to_owned() } else { row.exports.join(" ") };
         let verified = if row.verifies_clients { ", verified" } else { "" };
         let tls = format!("{}{verified}", row.tls);
-        [row.name.clone(), row.address.clone(), tls, row.connections.to_string(), exports]
+        let clients = row.connections.to_string();
+        [row.name.clone(), row.kind.clone(), row.address.clone(), tls, clients, exports]
     }));
     aligned(&rows)
 }
@@ -84,15 +85,15 @@ mod tests {
     #[test]
     fn table_has_one_row_per_listener() {
         let rows = json!([
-            { "name": "acme", "address": "/run/a", "tenant": "acme", "exports": ["db", "web"],
+            { "name": "acme", "kind": "nbd", "address": "/run/a", "tenant": "acme", "exports": ["db", "web"],
               "connections": 2, "tls": "off", "verifies_clients": false },
-            { "name": "tcp", "address": "[::]:10809", "tenant": null, "exports": [],
+            { "name": "tcp", "kind": "nbd", "address": "[::]:10809", "tenant": null, "exports": [],
               "connections": 0, "tls": "require", "verifies_clients": true },
         ]);
         let text = table(&crate::ctl::read::<Vec<Listener>>(&rows).unwrap());
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "NAME  ADDRESS     TLS                CLIENTS  EXPORTS");
-        assert_eq!(lines[1], "acme  /run/a      off                2        db web");
-        assert_eq!(lines[2], "tcp   [::]:10809  require, verified  0        -");
+        assert_eq!(lines[0], "NAME  KIND  ADDRESS     TLS                CLIENTS  EXPORTS");
+        assert_eq!(lines[1], "acme  nbd   /run/a      off                2        db web");
+        assert_eq!(lines[2], "tcp   nbd   [::]:10809  require, verified  0        -");
     }
 }

@@ -30,6 +30,7 @@
 //! | `latency` | histograms of wait times |
 //! | `access` | which clients see which exports |
 //! | `nbd` | connections: receive, parse, reply, send |
+//! | `rings`, `client` | vhost-user devices: their requests come by memory that they share; a client of a shard, of either kind |
 //! | `keeper`, `leftovers`, `marker`, `recovery` | what a server leaves for the next one: dirty data in shared memory, marks beside images, and where data go that have none |
 //! | `assemble`, [`config`] | exports from specifications and from the configuration file |
 //! | `messages`, `shared` | what threads of the server exchange, outside the data path |
@@ -42,6 +43,7 @@
 mod access;
 mod assemble;
 mod cache_part;
+mod client;
 pub mod config;
 mod connection_id;
 mod control;
@@ -73,6 +75,7 @@ mod recovery;
 mod reload_request;
 mod reloader;
 mod restoring;
+mod rings;
 mod server;
 mod shared;
 mod spec;
@@ -81,7 +84,7 @@ mod status_page;
 mod tenant;
 mod units;
 
-pub use access::{AccessSpec, ListenerSpec, access_warnings};
+pub use access::{AccessSpec, ListenerKind, ListenerSpec, access_warnings};
 pub use assemble::TenantSpec;
 pub use assemble::{
     AbsentExport, AssembledExport, Assembly, ExportSource, ExportSpec, NamedDevice, WatchedFile,

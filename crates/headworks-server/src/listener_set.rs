@@ -12,6 +12,7 @@ use headworks_nbd::tls::{TlsAcceptor, TlsOptions};
 use crate::access::{AccessRules, AccessSpec, ListenerSpec, RuleListener};
 use crate::handover::{HandedListener, ListenerRole};
 use crate::listen::{Address, ClientListener, Listener};
+use crate::rings::front_end::{self, FrontEndContext};
 use crate::tenant::TenantName;
 
 /// A listener of clients, as control threads know it.
@@ -68,10 +69,22 @@ impl ListenerEntry {
         }
     }
 
-    /// What a shard needs to serve its clients.
-    pub fn client_listener(&self, listener: Listener) -> ClientListener {
+    /// What a shard needs to serve its clients. The thread of a vhost-user listener is started.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn client_listener(
+        &self,
+        listener: Listener,
+        context: &FrontEndContext,
+    ) -> Result<ClientListener, ConfigError> {
         let (name, acceptor) = (Arc::clone(&self.name), self.acceptor.clone());
-        ClientListener { listener, name, acceptor }
+        let disk = self.spec.as_ref().and_then(ListenerSpec::disk);
+        let start = |export| front_end::start(context.clone(), Arc::clone(&name), export);
+        let front_ends = disk.map(start).transpose().map_err(|error| {
+            ConfigError::new("listen", format!("{name}: cannot start its thread: {error}"))
+        })?;
+        Ok(ClientListener { listener, name, acceptor, front_ends })
     }
 
     /// Whether it offers an export with this name and tenant.
@@ -79,9 +92,11 @@ impl ListenerEntry {
         self.spec.iter().chain(&self.failed).all(|spec| spec.offers(export, tenant))
     }
 
-    /// Whether it is the listener of a section.
+    /// Whether it is the listener of a section, or can become it.
     pub fn is_at(&self, spec: &ListenerSpec) -> bool {
-        self.spec.as_ref().is_some_and(|own| own.address.key() == spec.address.key())
+        let is_same =
+            |own: &ListenerSpec| own.address.key() == spec.address.key() && own.can_become(spec);
+        self.spec.as_ref().is_some_and(is_same)
     }
 }
 

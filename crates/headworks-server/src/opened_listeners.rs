@@ -11,15 +11,15 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 
 use crate::handover::{HandedListener, ListenerRole, Takeover};
+use crate::listen::Listener;
 use crate::listen::inherited::InheritedSocket;
-use crate::listen::{ClientListener, Listener};
 use crate::listener_set::{Acceptors, ListenerEntry, ListenerSet, named};
 use crate::metrics;
 use crate::options::ServerOptions;
 
 /// The sockets of a server that starts.
 pub(crate) struct OpenedListeners {
-    pub clients: Vec<ClientListener>,
+    pub clients: Vec<(ListenerEntry, Listener)>,
     pub control: Option<Listener>,
     pub metrics: Option<TcpListener>,
     pub set: ListenerSet,
@@ -50,7 +50,7 @@ impl OpenedListeners {
             set.keep(&listener, ListenerRole::Clients, address.key())?;
             let acceptor = acceptors.get(tls).map_err(|error| named(spec, error))?;
             let entry = ListenerEntry::new(number, &listener, address, spec, acceptor);
-            clients.push(entry.client_listener(listener));
+            clients.push((entry.clone(), listener));
             entries.push(entry);
         }
         set.set(entries);

@@ -242,6 +242,12 @@ impl Server {
         let service = ControlService::for_server(&assembly, &config, options, &shared);
         let service = Arc::new(service.with_listeners(Arc::clone(&listeners)));
         service.attend();
+        let context = service.changes().front_ends();
+        let clients = clients
+            .into_iter()
+            .map(|(entry, listener)| entry.client_listener(listener, &context))
+            .collect::<Result<_, _>>()
+            .inspect_err(|_| shared.keeper().undo_all())?;
         let mut seeds = seeds(assembly, &config, caches, options, mails, clients);
         for (shard, blocks) in std::mem::take(&mut restores.shards) {
             seeds[usize::from(shard)].set_restores(blocks);
@@ -616,6 +622,8 @@ mod limit_tests;
 mod listener_tests;
 #[cfg(test)]
 mod recorded_tests;
+#[cfg(test)]
+mod rings_tests;
 #[cfg(test)]
 mod status_page_tests;
 #[cfg(test)]

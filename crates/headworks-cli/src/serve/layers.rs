@@ -120,7 +120,7 @@ pub fn resolve(
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
     let tenants = tenants(&options.tenant)?;
-    let listeners = listeners(&options.listen)?;
+    let listeners = listeners(&options.listen, &options.vhost_user)?;
     let config =
         file.merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() }).merged(
             ConfigFile { server, queue, vm, tenants, listeners, exports, ..ConfigFile::default() },
@@ -163,10 +163,13 @@ fn tenants(texts: &[String]) -> Result<Vec<TenantSection>, OptionError> {
 }
 
 /// Parses the listeners of the command line.
-fn listeners(texts: &[String]) -> Result<Vec<ListenSection>, OptionError> {
+fn listeners(texts: &[String], disks: &[String]) -> Result<Vec<ListenSection>, OptionError> {
     let mut listeners: Vec<ListenSection> = Vec::new();
-    for text in texts {
-        let listener = ListenSection::from_words(text, &Origin::CommandLine).map_err(usage)?;
+    let origin = Origin::CommandLine;
+    let own = texts.iter().map(|text| ListenSection::from_words(text, &origin));
+    let disks = disks.iter().map(|text| ListenSection::of_disk(text, &origin));
+    for listener in own.chain(disks) {
+        let listener = listener.map_err(usage)?;
         if listeners.iter().any(|other| other.name == listener.name) {
             return Err(usage(format!("listen: two listeners are named `{}`", listener.name)));
         }

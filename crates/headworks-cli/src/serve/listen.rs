@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use headworks_core::ConfigError;
-use headworks_nbd::tls::{TlsMode, TlsOptions};
+use headworks_nbd::tls::TlsMode;
 use headworks_server::config::{ConfigFile, ListenDefaults, Problems};
 use headworks_server::{
-    AccessSpec, Address, ExportSpec, ListenerSpec, Server, ServerOptions, TenantName,
+    AccessSpec, Address, ExportSpec, ListenerKind, ListenerSpec, Server, ServerOptions, TenantName,
     access_warnings,
 };
 
@@ -103,9 +103,7 @@ pub(super) fn announced(
             name: spec.name.clone(),
             address: place.shown(),
             offers_all: spec.offers_all(),
-            exports: offered
-                .map(|one| (one.name.clone(), place.uri(&one.name, &spec.tls)))
-                .collect(),
+            exports: offered.map(|one| (one.name.clone(), place.uri(&one.name, spec))).collect(),
         }
     })
     .collect()
@@ -137,10 +135,15 @@ impl Place {
         }
     }
 
-    fn uri(&self, export: &str, tls: &TlsOptions) -> String {
+    fn uri(&self, export: &str, spec: &ListenerSpec) -> String {
+        if spec.kind == ListenerKind::VhostUser {
+            // Which export it is, is the socket's alone.
+            let of_nbd = uri("", self.path.as_deref(), std::net::Ipv4Addr::LOCALHOST.into(), None);
+            return of_nbd.replacen("nbd+unix", "vhost-user+unix", 1);
+        }
         let address = self.tcp.map_or(std::net::Ipv4Addr::LOCALHOST.into(), |tcp| tcp.ip());
         let port = self.tcp.map(|tcp| tcp.port());
-        encrypted(uri(export, self.path.as_deref(), address, port), tls)
+        encrypted(uri(export, self.path.as_deref(), address, port), &spec.tls)
     }
 }
 
@@ -167,11 +170,14 @@ impl AnnouncedListener {
 
 #[cfg(test)]
 mod tests {
+    use headworks_nbd::tls::TlsOptions;
+
     use super::*;
 
     fn spec(address: Address) -> ListenerSpec {
         ListenerSpec {
             name: "acme".into(),
+            kind: ListenerKind::Nbd,
             address,
             owner: None,
             exports: Vec::new(),
@@ -184,10 +190,12 @@ mod tests {
     fn uri_names_socket_or_port_of_the_listener() {
         let unix = spec(Address::Unix { path: "/run/a b".into(), mode: 0o600 });
         let place = Place::of(&unix, None);
-        assert_eq!(place.uri("db", &unix.tls), "nbd+unix:///db?socket=/run/a%20b");
+        assert_eq!(place.uri("db", &unix), "nbd+unix:///db?socket=/run/a%20b");
+        let disk = ListenerSpec { kind: ListenerKind::VhostUser, ..unix };
+        assert_eq!(place.uri("db", &disk), "vhost-user+unix:///?socket=/run/a%20b");
         let tcp = spec(Address::Tcp("127.0.0.1:0".parse().unwrap()));
         let place = Place::of(&tcp, Some(4711));
-        assert_eq!(place.uri("db", &tcp.tls), "nbd://127.0.0.1:4711/db");
+        assert_eq!(place.uri("db", &tcp), "nbd://127.0.0.1:4711/db");
         assert_eq!(place.shown(), "127.0.0.1:4711");
     }
 

@@ -242,7 +242,8 @@ impl Running {
 
     /// URI of the first export that clients can reach.
     fn first_uri(&self) -> Option<&str> {
-        self.exports.iter().map(|export| export.uri.as_str()).find(|uri| !uri.is_empty())
+        let mut uris = self.exports.iter().map(|export| export.uri.as_str());
+        uris.find(|uri| uri.starts_with("nbd"))
     }
 
     /// What a process that replaces this one gets beside the server's state.

@@ -14,9 +14,11 @@ use super::source::{PREFIX, variable};
 use crate::tunables::QueueArgs;
 
 /// Options of the command line only.
-const NOT_IN_FILES: [&str; 6] = ["config", "dump_config", "help", "listen", "tenant", "version"];
+const NOT_IN_FILES: [&str; 7] =
+    ["config", "dump_config", "help", "listen", "tenant", "version", "vhost_user"];
 /// Options that run another action instead of serving.
-const NOT_IN_ENVIRONMENT: [&str; 5] = ["dump_config", "help", "listen", "tenant", "version"];
+const NOT_IN_ENVIRONMENT: [&str; 6] =
+    ["dump_config", "help", "listen", "tenant", "version", "vhost_user"];
 
 /// Options of `serve`, as clap describes them.
 pub struct OptionTable {

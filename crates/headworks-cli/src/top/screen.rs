@@ -298,7 +298,7 @@ fn clients(connections: &[Connection]) -> Vec<Line<'static>> {
         Line::from(format!(
             "{:>10}  {:<24} {:<12} {:>4} in flight, p99 read {}, write {}, flush {}",
             one.id,
-            one.peer,
+            crate::ctl::who(one),
             or_dash(one.export.as_ref()),
             one.in_flight,
             p99("read"),

@@ -11,6 +11,8 @@ records! {
     Connection {
         /// number of the connection, as paths have it
         id: u32,
+        /// what it speaks: nbd, or vhost-user of a virtual machine's disk, whatever its queues
+        kind: String,
         /// address or process of the client
         peer: String,
         /// name of the socket that it came through
@@ -33,6 +35,8 @@ records! {
     Listener {
         /// name of the listener
         name: String,
+        /// what its clients speak: nbd or vhost-user
+        kind: String,
         /// path or address
         address: String,
         /// its tenant, or null

@@ -6,11 +6,43 @@ use crate::name_pattern::fits_any;
 use crate::tenant::TenantName;
 use headworks_nbd::tls::TlsOptions;
 
+/// What the clients of a listener speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ListenerKind {
+    /// NBD.
+    #[default]
+    Nbd,
+    /// vhost-user: virtual machines, whose front end has one export as its disk.
+    VhostUser,
+}
+
+impl ListenerKind {
+    /// Both, in the order of [`ListenerKind::word`]s in messages.
+    pub const ALL: [Self; 2] = [Self::Nbd, Self::VhostUser];
+
+    /// The word of a configuration.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Nbd => "nbd",
+            Self::VhostUser => "vhost-user",
+        }
+    }
+
+    /// The kind of a word of a configuration.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+}
+
 /// A listener of clients that offers exports of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerSpec {
     /// Name in messages and tables.
     pub name: String,
+    /// What its clients speak.
+    pub kind: ListenerKind,
     /// Address on which it listens.
     pub address: Address,
     /// Owner of a unix socket's file; none is that of the server.
@@ -38,6 +70,18 @@ impl ListenerSpec {
             || fits_any(shown_name(export), &self.exports)
     }
 
+    /// The export of a vhost-user listener, by its name.
+    #[must_use]
+    pub fn disk(&self) -> Option<&str> {
+        self.exports.first().filter(|_| self.kind == ListenerKind::VhostUser).map(String::as_str)
+    }
+
+    /// Whether it can become `other` while it listens: both speak the same, and of vhost-user for the same export.
+    #[must_use]
+    pub fn can_become(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.disk() == other.disk()
+    }
+
     /// Whether its clients must present a certificate.
     #[must_use]
     pub fn verifies(&self) -> bool {
@@ -50,7 +94,8 @@ impl ListenerSpec {
     /// A listener that offers every export, without TLS.
     pub fn open(address: Address) -> Self {
         let (exports, tls) = (Vec::new(), TlsOptions::default());
-        Self { name: "l".into(), address, owner: None, exports, tenant: None, tls }
+        let kind = ListenerKind::Nbd;
+        Self { name: "l".into(), kind, address, owner: None, exports, tenant: None, tls }
     }
 }
 

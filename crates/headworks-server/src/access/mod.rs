@@ -24,7 +24,7 @@ mod warnings;
 use crate::tenant::TenantName;
 
 pub use admission::{Admission, ClientOffer, ExportDirectory};
-pub use listener::ListenerSpec;
+pub use listener::{ListenerKind, ListenerSpec};
 pub use rules::{AccessRules, RuleListener, RulesInForce, Sight};
 pub use warnings::access_warnings;
 

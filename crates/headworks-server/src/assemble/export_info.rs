@@ -28,6 +28,8 @@ pub struct ServedExport {
     pub config: ExportConfig,
     /// Name of the tenant, by which listeners offer its exports.
     pub owner: Option<TenantName>,
+    /// Smallest block of the volume in bytes, without its cache.
+    pub block_size: u32,
     /// Limits at the time it was added.
     pub limits: Limits,
     /// Serial number in the order of adding.
@@ -86,6 +88,7 @@ pub(crate) fn served(
         shard: volume.home,
         config: export.spec.share.config(tenant, &options),
         owner: owner_of(&export.spec),
+        block_size: volume.options.block_size,
         limits: export.spec.share.limits,
         serial,
     }

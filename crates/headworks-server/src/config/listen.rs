@@ -9,6 +9,11 @@
 //! exports = ["shared"]              # names, with * and ?
 //! tenant = "acme"                   # and the exports of this tenant; with neither every export
 //! tls = "require"                   # also tls-certificates, tls-verify-peer
+//!
+//! [[listen]]
+//! kind = "vhost-user"               # a disk of a virtual machine: one export, a unix socket
+//! unix = "/run/headworks/vm1.sock"
+//! exports = ["vm1"]
 //! ```
 //!
 //! Without a value of its own a listener has that of the server.
@@ -23,7 +28,7 @@ use toml::de::DeTable;
 
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, Value, disabled, entries, merge_settings, unknown};
-use crate::access::ListenerSpec;
+use crate::access::{ListenerKind, ListenerSpec};
 use crate::listen::{Address, FileOwner};
 use crate::tenant::TenantName;
 use crate::units::parse_switch;
@@ -38,7 +43,8 @@ const NAME_MAX: usize = 128;
 const SEPARATOR: char = '+';
 
 /// Keys with one value each.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
+    "kind",
     "unix",
     "address",
     "mode",
@@ -109,6 +115,29 @@ impl ListenSection {
         let name = name.ok_or_else(|| wrong(needs_address("it")))?;
         check_name(&name).map_err(wrong)?;
         settings.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(Self { name, settings, exports, origin: origin.clone() })
+    }
+
+    /// Makes the section of a disk of virtual machines for the `EXPORT=PATH` of a command line. The last `=` separates them: a path
+    /// seldom has one, an export's name may.
+    ///
+    /// # Errors
+    /// The text is invalid.
+    pub fn of_disk(text: &str, origin: &Origin) -> Result<Self, ConfigError> {
+        let wrong = |message: String| ConfigError::new("vhost-user", message);
+        let words =
+            text.rsplit_once('=').filter(|(export, path)| !export.is_empty() && !path.is_empty());
+        let (export, path) = words.ok_or_else(|| {
+            wrong(format!("`{text}` is not EXPORT=PATH, as in vm1=/run/vm1.sock"))
+        })?;
+        let set = |name: &str, word: &str| Setting {
+            name: name.to_owned(),
+            value: Value::Word(word.to_owned()),
+            origin: origin.clone(),
+        };
+        let settings = vec![set("kind", ListenerKind::VhostUser.word()), set("unix", path)];
+        check_name(path).map_err(wrong)?;
+        let (name, exports) = (path.to_owned(), vec![export.to_owned()]);
         Ok(Self { name, settings, exports, origin: origin.clone() })
     }
 
@@ -206,14 +235,49 @@ impl ListenSection {
         let owner = self.get("owner").map(|setting| {
             (defaults.owner)(setting.word()).map_err(|error| self.wrong(setting, &error))
         });
+        let kind = self.kind()?;
+        if kind == ListenerKind::VhostUser {
+            self.check_disk()?;
+        }
+        let tls = match kind {
+            ListenerKind::Nbd => self.tls(defaults)?,
+            ListenerKind::VhostUser => TlsOptions::default(),
+        };
         Ok(ListenerSpec {
             name: self.name.clone(),
+            kind,
             address: self.address(defaults)?,
             owner: owner.transpose()?,
             exports: self.exports.clone(),
             tenant: tenant.transpose()?,
-            tls: self.tls(defaults)?,
+            tls,
         })
+    }
+
+    fn kind(&self) -> Result<ListenerKind, Problem> {
+        let Some(setting) = self.get("kind") else { return Ok(ListenerKind::Nbd) };
+        let word = setting.word();
+        let what = || self.wrong(setting, &format!("`{word}` is not nbd or vhost-user"));
+        ListenerKind::parse(word).ok_or_else(what)
+    }
+
+    /// Refuses what a disk of a virtual machine cannot have: it is one export, and its front end passes descriptors by its socket.
+    fn check_disk(&self) -> Result<(), Problem> {
+        let no_use = ["address", "tenant", "tls", "tls-certificates", "tls-verify-peer"];
+        if let Some(setting) = no_use.into_iter().find_map(|key| self.get(key)) {
+            let what = "it is not for kind = vhost-user, which has a unix socket and one export";
+            return Err(self.wrong(setting, what));
+        }
+        match &self.exports[..] {
+            [name] if !name.contains(['*', '?']) => Ok(()),
+            _ => {
+                let what = format!(
+                    "listener {}: exports: kind = vhost-user needs the name of one export",
+                    self.name
+                );
+                Err(Problem::new(&self.origin, what))
+            }
+        }
     }
 
     fn address(&self, defaults: &ListenDefaults<'_>) -> Result<Address, Problem> {
@@ -398,6 +462,35 @@ mod tests {
         let certificates = Some(PathBuf::from("/etc/pki"));
         let tls = TlsOptions { mode: TlsMode::Require, certificates, verify_peer: true };
         assert_eq!(tcp.tls, tls);
+    }
+
+    #[test]
+    fn disk_of_virtual_machines_is_one_export_behind_a_unix_socket() {
+        let text = "[[listen]]\nkind = 'vhost-user'\nunix = '/run/a.sock'\nexports = ['a']\n";
+        let [file] = &planned(text).unwrap()[..] else { panic!("one listener") };
+        assert_eq!((file.kind, file.disk()), (ListenerKind::VhostUser, Some("a")));
+        let long = words("kind=vhost-user,unix=/run/a.sock,exports=a").unwrap();
+        let short = ListenSection::of_disk("a=/run/a.sock", &Origin::CommandLine).unwrap();
+        assert_eq!((&short.plan(&defaults()).unwrap(), &long), (file, file));
+        let other = ListenerSpec { exports: vec!["b".into()], ..long.clone() };
+        let nbd = ListenerSpec { kind: ListenerKind::Nbd, ..long.clone() };
+        assert!(long.can_become(&long) && !long.can_become(&other) && !nbd.can_become(&long));
+        assert!(nbd.can_become(&ListenerSpec { exports: vec![], ..nbd.clone() }));
+        for (said, more) in [
+            ("needs the name of one export", ""),
+            ("needs the name of one export", ",exports=a+b"),
+            ("needs the name of one export", ",exports=a-*"),
+            ("tls: it is not for kind = vhost-user", ",exports=a,tls=on"),
+            ("tenant: it is not for kind", ",exports=a,tenant=t"),
+        ] {
+            let error = words(&format!("kind=vhost-user,unix=/run/a.sock{more}")).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+        assert!(words("kind=fuse,unix=/a").unwrap_err().contains("is not nbd or vhost-user"));
+        for text in ["a", "=b", "a="] {
+            let error = ListenSection::of_disk(text, &Origin::CommandLine).unwrap_err();
+            assert!(error.to_string().contains("is not EXPORT=PATH"), "{error}");
+        }
     }
 
     #[test]

@@ -495,6 +495,7 @@ impl Queries {
             let name = |export| Some(tree.entry(export)?.shown_name().to_owned());
             answers::Connection {
                 id: connection.id,
+                kind: connection.kind.word().to_owned(),
                 peer: connection.peer.clone(),
                 listener: connection.listener.as_deref().map(str::to_owned),
                 shard: shard.0,

@@ -116,6 +116,7 @@ impl ControlService {
         let in_file = |spec: &&ExportSpec| spec.source != ExportSource::Control;
         let exports = served.chain(absent).filter(in_file).cloned().collect();
         let changes = service.changes.with_missing(options.missing);
+        let changes = changes.with_client_limits(options.connection_limits());
         let changes = changes.with_tenants(options.tenants.clone());
         let changes = changes.with_configuration(options.config.clone(), tunables, exports);
         let inherited = options.takeover.as_ref().map_or("", Takeover::changes);

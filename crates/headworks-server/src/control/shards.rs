@@ -74,6 +74,11 @@ impl ShardLink {
         self.asked.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// The mailboxes of the shards.
+    pub fn shared(&self) -> &Arc<ServerShared> {
+        &self.shared
+    }
+
     /// Memory and marks for the next server.
     pub fn keeper(&self) -> &Keeper {
         self.shared.keeper()

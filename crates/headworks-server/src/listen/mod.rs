@@ -19,6 +19,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 
 use headworks_core::ConfigError;
 
@@ -131,7 +132,7 @@ pub struct FileOwner {
     pub group: Option<u32>,
 }
 
-/// A listener of NBD clients, and how they are served.
+/// A listener of clients, and how they are served.
 pub struct ClientListener {
     /// The socket that clients connect to.
     pub listener: Listener,
@@ -139,6 +140,8 @@ pub struct ClientListener {
     pub name: Arc<str>,
     /// TLS configuration; none without TLS.
     pub acceptor: Option<Arc<TlsAcceptor>>,
+    /// The way to the thread that serves front ends of virtual machines; none for a listener of NBD clients.
+    pub front_ends: Option<SyncSender<OwnedFd>>,
 }
 
 /// The file of a unix socket created here.

@@ -1,12 +1,14 @@
 //! Messages between threads of the server, outside the data path.
 //!
 //! The control socket and the shards' threads know only these types of each other. `query` has the questions that a shard answers
-//! and the reports it answers with, `in_flight` those of requests that are not answered yet, `command` the changes of devices, volumes and exports, `hand_over` the orders of a hand-over.
+//! and the reports it answers with, `in_flight` those of requests that are not answered yet, `command` the changes of devices, volumes and exports, `rings` those of the devices of virtual machines, `hand_over` the orders of a
+//! hand-over.
 
 pub mod command;
 pub mod hand_over;
 pub mod in_flight;
 pub mod query;
+pub mod rings;
 
 use std::sync::mpsc::Sender;
 
@@ -17,6 +19,7 @@ use crate::nbd::connection::Connection;
 use command::{CommandResult, ShardCommand};
 use hand_over::{AdoptOrder, PauseOrder};
 use query::ControlQuery;
+use rings::RingsMessage;
 
 /// A message to a shard's thread outside the data path.
 pub enum ControlMessage {
@@ -44,6 +47,8 @@ pub enum ControlMessage {
         /// New size in bytes.
         size: u64,
     },
+    /// What the thread of a vhost-user front end asks.
+    Rings(Box<RingsMessage>),
     /// A barrier: the shard drops the sender in its next turn.
     Barrier(Sender<std::convert::Infallible>),
     /// Stops the shard: complete what is in flight, flush, end.

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
+use crate::access::ListenerKind;
 use crate::messages::command::ExportReport;
 use crate::messages::in_flight::{InFlightReport, Unanswered};
 use headworks_core::cache::CacheStats;
@@ -463,6 +464,8 @@ pub struct SlowReport {
 pub struct ConnectionReport {
     /// Id of the connection.
     pub id: u32,
+    /// What it speaks with the server.
+    pub kind: ListenerKind,
     /// Address of the client.
     pub peer: String,
     /// Name of the listener that the client came through; none if it is not known.

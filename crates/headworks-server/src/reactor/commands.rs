@@ -12,6 +12,7 @@ use headworks_core::{
 };
 use headworks_images::PowercutDevice;
 
+use super::door::rings;
 use super::{Reactor, ReactorParts};
 use crate::assemble::export_info::ServedExport;
 use crate::messages::ControlMessage;
@@ -159,7 +160,7 @@ impl Reactor {
                     let grown = device.grow(volume, size);
                     grown.map_err(|_| ChangeError::Busy("the device cannot have this size"))?;
                 }
-                self.door.exports.resize(volume, size);
+                rings::resize(&mut self.door, &mut self.parts, volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }
         }

@@ -289,7 +289,7 @@ fn resize(info: &mut ExportInfo, size: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::{AccessSpec, ClientOffer, ListenerSpec, RuleListener};
+    use crate::access::{AccessSpec, ClientOffer, ListenerKind, ListenerSpec, RuleListener};
     use crate::listen::Address;
     use headworks_nbd::Offer;
     use headworks_nbd::tls::TlsOptions;
@@ -305,6 +305,7 @@ mod tests {
             shard: ShardId(id),
             config: headworks_core::ExportConfig::default(),
             owner: None,
+            block_size: 512,
             limits: Default::default(),
             serial,
         }
@@ -402,6 +403,7 @@ mod tests {
     /// Rules of listeners 0 and 1, each with its tenant and patterns.
     fn rules(offers: [(Option<&str>, &[&str]); 2]) -> Arc<AccessRules> {
         let spec = |(tenant, exports): (Option<&str>, &[&str])| ListenerSpec {
+            kind: ListenerKind::Nbd,
             name: String::new(),
             address: Address::Tcp("127.0.0.1:0".parse().unwrap()),
             owner: None,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use headworks_core::Instant;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::ReactorParts;
 use super::door::Door;
@@ -81,7 +81,17 @@ impl Listeners {
         for _ in 0..ACCEPTS_MAX {
             let Some(own) = self.get(number as u16) else { return true };
             match own.listener.accept() {
-                Ok(Some(client)) => door.add_client(parts, now, client, (number as u16, Some(own))),
+                Ok(Some(client)) => match &own.front_ends {
+                    None => door.add_client(parts, now, client, (number as u16, Some(own))),
+                    Some(front_ends) => {
+                        if front_ends.try_send(client.0).is_err() && door.log.admits() {
+                            warn!(
+                                listener = &*own.name,
+                                "closed: it has a front end, and others wait"
+                            );
+                        }
+                    }
+                },
                 Ok(None) => break,
                 Err(error) => {
                     error!("cannot accept a client: {error}; retrying in 1 s");

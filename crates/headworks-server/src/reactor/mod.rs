@@ -64,6 +64,7 @@ use tracing::{info, warn};
 
 use crate::latency::usage::UsageLog;
 use crate::messages::ControlMessage;
+use crate::messages::rings::RingsMessage;
 use door::Door;
 use error_log::ErrorLog;
 use headworks::driver::{DiskQueue, Event, Wait};
@@ -272,7 +273,9 @@ impl Reactor {
             // A ring was full. Rings are sized so that this does not happen; their reader makes room without a wake-up.
             return Wait::Poll;
         }
-        self.door.watch_all(&mut self.parts);
+        if self.door.watch_all(&mut self.parts) {
+            return Wait::Poll;
+        }
         let tick = self.ticks.on.then_some(self.ticks.next);
         let (look, limited) = (self.door.next_look(), self.door.next_limited());
         let frozen = self.door.freezes.next_timeout();
@@ -352,7 +355,10 @@ impl Reactor {
                 ControlMessage::Statistics => self.tell_statistics(),
                 ControlMessage::Query(question) => self.on_question(now, question),
                 ControlMessage::Command(order, answer) => self.on_command(now, *order, &answer),
-                ControlMessage::Resized { volume, size } => self.door.exports.resize(volume, size),
+                ControlMessage::Resized { volume, size } => {
+                    door::rings::resize(&mut self.door, &mut self.parts, volume, size);
+                }
+                ControlMessage::Rings(order) => self.on_rings(now, *order),
                 ControlMessage::Stop => self.stop(now),
                 ControlMessage::Barrier(sender) => drop(sender),
                 ControlMessage::Listen => self.listeners.listen(&mut *self.parts.engine),
@@ -362,6 +368,25 @@ impl Reactor {
             }
         }
         worked
+    }
+
+    /// Carries out what the thread of a front end asks. A shard that stops or pauses drops the question, and with it the answer's channel.
+    fn on_rings(&mut self, now: Instant, order: RingsMessage) {
+        let (door, parts) = (&mut self.door, &mut self.parts);
+        match order {
+            RingsMessage::Describe { export, answer } => {
+                let mut all = door.exports.all();
+                let found = all.find(|one| one.binding.export == export && one.shard == parts.id);
+                let _ = answer.send(found.cloned());
+            }
+            RingsMessage::Attach { export, client, answer } => {
+                if self.stop.is_running() && self.pause.is_none() {
+                    let _ = answer.send(door::rings::attach(door, parts, now, export, client));
+                }
+            }
+            RingsMessage::Order { client, order } => door::rings::order(door, parts, client, order),
+            RingsMessage::Close { client } => door::rings::close(door, parts, client),
+        }
     }
 
     /// Applies a control input: buffers and limits keep weights and tenants, too.
@@ -432,7 +457,7 @@ impl Reactor {
                 let name = self.door.exports.name_of(volume);
                 warn!("{name}: its image changed its size to {size} bytes while it is served");
                 self.parts.shared.keeper().resize(volume, size);
-                self.door.exports.resize(volume, size);
+                door::rings::resize(&mut self.door, &mut self.parts, volume, size);
                 self.announce_size(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }

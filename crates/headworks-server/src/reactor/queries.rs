@@ -8,13 +8,13 @@
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
 use super::{Reactor, in_flight, latency, targets};
+use crate::client::ShardClient;
 use crate::latency::usage::VolumeUse;
 use crate::messages::in_flight::Unanswered;
 use crate::messages::query::{
     CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, QueryAnswer,
     VolumeReport,
 };
-use crate::nbd::connection::Connection;
 
 /// Pending changes of options; more than clients of the control socket. One whose client gave up stays until the shard
 /// answers.
@@ -272,6 +272,7 @@ impl Reactor {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             some.push(ConnectionReport {
                 id: connection.id(),
+                kind: connection.kind(),
                 peer: connection.peer().to_owned(),
                 listener: connection.listener().cloned(),
                 chosen: connection.binding().map(|binding| (binding.export, binding.ioprio)),
@@ -283,7 +284,7 @@ impl Reactor {
         (some, None)
     }
 
-    pub(super) fn for_each_connection(&mut self, mut act: impl FnMut(&mut Connection)) {
+    pub(super) fn for_each_connection(&mut self, mut act: impl FnMut(&mut ShardClient)) {
         for slot in self.parts.io.slots() {
             if let Some((connection, _)) = self.parts.io.connection(slot) {
                 act(connection);

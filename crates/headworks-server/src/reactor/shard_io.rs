@@ -13,11 +13,11 @@ use headworks_core::{
 };
 
 use super::foreign_spans::ForeignSpans;
+use crate::client::ShardClient;
 use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
 use crate::latency::exports::ExportLatencies;
-use crate::nbd::connection::Connection;
 use headworks::driver::{ActionSink, Span};
 use headworks::house::{Consumer, Mapping, Pool, Populator, Producer};
 use headworks_front::lent_frames::LentFrames;
@@ -60,7 +60,7 @@ pub struct Peer {
 
 struct ConnectionSlot {
     generation: u32,
-    connection: Option<Box<Connection>>,
+    client: Option<ShardClient>,
     /// The slot is in `to_send`.
     listed: bool,
 }
@@ -127,7 +127,7 @@ impl ShardIo {
     ) -> Self {
         let connections = connections.min(CONNECTIONS_MAX);
         let places = (0..connections)
-            .map(|_| ConnectionSlot { generation: 0, connection: None, listed: false })
+            .map(|_| ConnectionSlot { generation: 0, client: None, listed: false })
             .collect();
         Self {
             shard,
@@ -161,27 +161,27 @@ impl ShardIo {
         self.places.len() - self.free.len()
     }
 
-    /// Takes a connection in; returns it when all slots are taken.
-    pub fn insert(&mut self, mut connection: Box<Connection>) -> Result<u32, Box<Connection>> {
+    /// Takes a client in; returns it when all slots are taken.
+    pub fn insert(&mut self, mut client: ShardClient) -> Result<u32, ShardClient> {
         let Some(slot) = self.free.pop() else {
-            return Err(connection);
+            return Err(client);
         };
         let place = &mut self.places[slot as usize];
         place.generation = next_generation(place.generation);
-        connection.set_id(connection_id(self.shard, place.generation, slot));
-        place.connection = Some(connection);
+        client.set_id(connection_id(self.shard, place.generation, slot));
+        place.client = Some(client);
         Ok(slot)
     }
 
-    /// Removes a connection; its counts stay with the export.
-    pub fn remove(&mut self, slot: u32) -> Option<Box<Connection>> {
-        let connection = self.places[slot as usize].connection.take()?;
-        if let Some((export, table)) = connection.latency() {
+    /// Removes a client; its counts stay with the export.
+    pub fn remove(&mut self, slot: u32) -> Option<ShardClient> {
+        let client = self.places[slot as usize].client.take()?;
+        if let Some((export, table)) = client.latency() {
             self.latency.close(export, table);
         }
         self.lent.note(slot, 0);
         self.free.push(slot);
-        Some(connection)
+        Some(client)
     }
 
     /// Whether reads of a connection may be answered from frames.
@@ -192,7 +192,7 @@ impl ShardIo {
     /// Records how much of the frames a connection has in its send queue.
     pub fn note_lent(&mut self, slot: u32) {
         let place = &self.places[slot as usize];
-        let lent = place.connection.as_ref().map_or(0, |connection| connection.lent());
+        let lent = place.client.as_ref().map_or(0, |client| client.lent());
         self.lent.note(slot, lent as u32);
     }
 
@@ -211,7 +211,7 @@ impl ShardIo {
     /// Lets a connection send nothing of the frames that are about to change, and marks what it still sends from others.
     fn keep_lent_of(&mut self, slot: u32, changing: Span) {
         let Self { places, pool, lent, memory_limits, now, .. } = self;
-        let Some(connection) = &mut places[slot as usize].connection else { return };
+        let Some(connection) = &mut places[slot as usize].client else { return };
         connection.keep_lent(changing, *now, |held, len| {
             let block = Pool::block_bytes(len)?;
             let admitted =
@@ -222,10 +222,10 @@ impl ShardIo {
         lent.note(slot, connection.lent() as u32);
     }
 
-    /// A connection, and the pool that its buffers are from.
-    pub fn connection(&mut self, slot: u32) -> Option<(&mut Connection, &mut Pool)> {
-        let connection = self.places.get_mut(slot as usize)?.connection.as_deref_mut()?;
-        Some((connection, &mut self.pool))
+    /// A client, and the pool that its buffers are from.
+    pub fn connection(&mut self, slot: u32) -> Option<(&mut ShardClient, &mut Pool)> {
+        let client = self.places.get_mut(slot as usize)?.client.as_mut()?;
+        Some((client, &mut self.pool))
     }
 
     /// Whether completions of own flushes, answers to changes or notices wait to be passed on.
@@ -254,7 +254,7 @@ impl ShardIo {
     pub fn next_listed(&mut self, large: bool) -> Option<u32> {
         while let Some(slot) = self.to_send.pop() {
             let place = &mut self.places[slot as usize];
-            let unsent = place.connection.as_ref().map_or(0, |connection| connection.unsent());
+            let unsent = place.client.as_ref().map_or(0, |client| client.unsent());
             if unsent <= SMALL_REPLIES {
                 place.listed = false;
                 return Some(slot);
@@ -308,8 +308,8 @@ impl ShardIo {
     fn slot_of(&self, id: BioId) -> Option<u32> {
         let slot = slot_of(id.connection);
         let place = self.places.get(slot as usize)?;
-        let connection = place.connection.as_ref()?;
-        (connection.id() == id.connection).then_some(slot)
+        let client = place.client.as_ref()?;
+        (client.id() == id.connection).then_some(slot)
     }
 }
 
@@ -326,8 +326,8 @@ unsafe impl ActionSink for ShardIo {
             return self.frames().frames_from(unit);
         }
         let slot = self.slot_of(bio);
-        let connection = slot.and_then(|slot| self.places[slot as usize].connection.as_mut());
-        connection.and_then(|connection| connection.buffer(bio.sequence)).unwrap_or(Span::EMPTY)
+        let client = slot.and_then(|slot| self.places[slot as usize].client.as_mut());
+        client.and_then(|client| client.buffer(bio.sequence)).unwrap_or(Span::EMPTY)
     }
 
     fn frames(&self) -> Span {

@@ -13,7 +13,9 @@ use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
 use crate::leftovers::Leftovers;
 use crate::options::MissingImage;
 use crate::reload_request::{ReloadHook, ReloadOutcome};
-use crate::{AccessSpec, Address, ListenerSpec, LogLevel, Server, ServerOptions, TenantName};
+use crate::{
+    AccessSpec, Address, ListenerKind, ListenerSpec, LogLevel, Server, ServerOptions, TenantName,
+};
 use headworks_control::{Method, rpc};
 use headworks_images::NewOverlay;
 use headworks_nbd::client::{Client, ClientOptions};
@@ -99,6 +101,7 @@ impl Bench {
 fn server_options(folder: &Path) -> ServerOptions {
     let tenant = |text: &str| TenantSpec::parse(text, ExportSource::File).unwrap();
     let listener = |name: &str, tenant: Option<&str>| ListenerSpec {
+        kind: ListenerKind::Nbd,
         name: name.to_owned(),
         address: Address::Unix { path: folder.join(name), mode: 0o600 },
         owner: None,

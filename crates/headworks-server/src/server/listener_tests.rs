@@ -10,7 +10,7 @@ use serde_json::json;
 use super::change_tests::{call, end, options, spec};
 use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
 use crate::control::AccessReport;
-use crate::{AccessSpec, Address, ListenerSpec, Server, ServerOptions, TenantName};
+use crate::{AccessSpec, Address, ListenerKind, ListenerSpec, Server, ServerOptions, TenantName};
 use headworks_nbd::client::{Client, ClientOptions, OptionNegotiation, Uri};
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{TlsMode, TlsOptions};
@@ -28,6 +28,7 @@ impl Folder {
 
     fn listener(&self, name: &str, tenant: Option<&str>, exports: &[&str]) -> ListenerSpec {
         ListenerSpec {
+            kind: ListenerKind::Nbd,
             name: name.to_owned(),
             address: Address::Unix { path: self.0.join(name), mode: 0o600 },
             owner: None,

@@ -12,16 +12,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headworks_core::{ConfigError, ShardId};
+use headworks_core::{ConfigError, ShardId, WriteMode};
 
 use super::LiveChanges;
-use crate::access::{AccessRules, AccessSpec, LISTENERS_MAX, ListenerSpec};
+use crate::access::{AccessRules, AccessSpec, LISTENERS_MAX, ListenerKind, ListenerSpec};
 use crate::assemble::shown_name;
 use crate::control::tree::{ExportNode, lock};
 use crate::handover::ListenerRole;
 use crate::listen::{Address, Listener, dress_file};
 use crate::listener_set::{Acceptors, ListenerEntry, rules_for};
 use crate::messages::command::ShardCommand;
+use crate::rings::front_end::{FoundExport, FrontEndContext};
+use crate::spec::BaseDevice;
 use headworks_control::{RpcFault, answers};
 
 /// Result of a reload of listeners, one sentence each.
@@ -115,7 +117,14 @@ impl LiveChanges {
         self.listeners.set(entries);
         // After the rules that name them.
         for (entry, listener) in opened {
-            let (number, listener) = (entry.number, entry.client_listener(listener));
+            let number = entry.number;
+            let listener = match entry.client_listener(listener, &self.front_ends()) {
+                Ok(listener) => listener,
+                Err(error) => {
+                    report.failed.push(error.to_string());
+                    continue;
+                }
+            };
             match self.order(ShardCommand::AddListener { number, listener }) {
                 Ok(()) => {
                     let ListenerEntry { name, address, .. } = entry;
@@ -200,6 +209,32 @@ impl LiveChanges {
         Ok((entry, listener))
     }
 
+    /// What the threads of vhost-user listeners have of the server.
+    pub fn front_ends(&self) -> FrontEndContext {
+        let (shards, tree) = (Arc::clone(&self.shards), Arc::clone(&self.tree));
+        let exports = Arc::clone(&lock(&self.inventory).exports);
+        let find = move |name: &str| {
+            let tree = tree.current();
+            let node = tree.exports.iter().find(|node| node.shown_name() == name)?;
+            // A write that is answered is in the image, or in memory that the next process has. A device in memory dies with the process,
+            // and a remote one may end later what a dead process had asked.
+            let is_through = matches!(node.mode, WriteMode::None | WriteMode::Writethrough);
+            let has_file = exports.lock().get(&node.id.0).is_some_and(|export| {
+                matches!(
+                    export.spec.spec.base,
+                    BaseDevice::File { .. } | BaseDevice::Overlay { .. } | BaseDevice::Image { .. }
+                )
+            });
+            let outlives = has_file && (is_through || shards.keeper().memory().is_some());
+            Some(FoundExport { id: node.id, home: node.home, outlives })
+        };
+        FrontEndContext {
+            shared: Arc::clone(self.shards.shared()),
+            limits: self.client_limits,
+            find: Arc::new(find),
+        }
+    }
+
     /// The rules for these listeners.
     fn rules_for(&self, entries: &[ListenerEntry], access: &AccessSpec) -> Vec<Arc<AccessRules>> {
         let (tree, configured) = (self.tree.current(), lock(&self.configured));
@@ -231,8 +266,10 @@ impl LiveChanges {
                 false => "on",
             });
             let verifies_clients = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
+            let kind = entry.spec.as_ref().map_or(ListenerKind::Nbd, |spec| spec.kind);
             answers::Listener {
                 name: entry.name.as_ref().to_owned(),
+                kind: kind.word().to_owned(),
                 address: entry.address.clone(),
                 tenant: entry.spec.as_ref().and_then(|spec| Some(spec.tenant?.to_string())),
                 exports: served.map(|node| shown_name(&node.name).to_owned()).collect(),

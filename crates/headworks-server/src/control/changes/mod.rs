@@ -59,7 +59,8 @@ use crate::control::inventory::{Inventory, PLACES};
 use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
-use crate::options::MissingImage;
+use crate::nbd::connection::ConnectionLimits;
+use crate::options::{MissingImage, ServerOptions};
 use abandon::AbandonedExports;
 use headworks_control::RpcFault;
 use headworks_nbd::tls::TlsOptions;
@@ -108,6 +109,8 @@ pub struct LiveChanges {
     abandoned: AbandonedExports,
     /// The sockets on which clients connect.
     listeners: Arc<ListenerSet>,
+    /// Bounds of each client.
+    client_limits: ConnectionLimits,
     /// The listeners of the last configuration, and those of `ctl`; locked before the exports of the last configuration.
     access: Mutex<LiveAccess>,
 }
@@ -137,6 +140,7 @@ impl LiveChanges {
             inherited: ConfigFile::default(),
             abandoned: AbandonedExports::default(),
             listeners: Arc::default(),
+            client_limits: ServerOptions::default().connection_limits(),
             access: Mutex::default(),
         }
     }
@@ -144,6 +148,11 @@ impl LiveChanges {
     /// Sets the listeners that the server starts with.
     pub fn with_listeners(self, listeners: Arc<ListenerSet>) -> Self {
         Self { listeners, ..self }
+    }
+
+    /// Sets the bounds of each client.
+    pub fn with_client_limits(self, client_limits: ConnectionLimits) -> Self {
+        Self { client_limits, ..self }
     }
 
     /// Sets what a missing image of a reloaded configuration means.

@@ -140,7 +140,7 @@ pub(super) fn submit_at_once(
 }
 
 /// Asks the limits of a request, once; returns the direction in which it waits.
-fn limit(
+pub(crate) fn limit(
     one: &mut FrontRequest,
     intake: &mut Intake,
     shares: &mut Shares<'_>,

@@ -20,7 +20,7 @@
 //! Invariant: a buffer that the shard may still use stays with the connection until `Final` or `Released`, even when
 //! the connection is closed.
 
-mod admission;
+pub(crate) mod admission;
 #[cfg(test)]
 mod bench;
 mod bounds;
@@ -39,10 +39,10 @@ mod receive;
 mod receive_tests;
 mod replies;
 mod reread;
-mod session;
+pub(crate) mod session;
 #[cfg(test)]
 mod tls_tests;
-mod unanswered;
+pub(crate) mod unanswered;
 
 use std::fmt;
 use std::io;

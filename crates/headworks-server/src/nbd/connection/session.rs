@@ -45,7 +45,7 @@ enum Phase {
 }
 
 /// A handshake in progress, and what decides which exports its client sees.
-pub(super) struct Negotiation {
+pub(crate) struct Negotiation {
     pub handshake: Handshake,
     pub admission: Admission,
     /// TLS configuration for STARTTLS; none without TLS or after STARTTLS.
@@ -67,7 +67,7 @@ pub struct ExportBinding {
 
 /// State that a connection of another process continues with when its export is bound.
 #[derive(Debug, Default)]
-pub(super) struct Resumption {
+pub(crate) struct Resumption {
     pub ioprio: Option<Ioprio>,
     pub skip: Option<(u32, Refusal)>,
     pub open: Option<OpenWrite>,
@@ -75,7 +75,7 @@ pub(super) struct Resumption {
 
 /// A read of data that were dropped from the send queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reread {
+pub(crate) struct Reread {
     pub sequence: u64,
     /// Bytes of the buffer before the dropped data.
     pub skip: usize,
@@ -84,7 +84,7 @@ pub(super) struct Reread {
 }
 
 /// A client, and its requests in the shard.
-pub(super) struct Session {
+pub(crate) struct Session {
     id: u32,
     peer: String,
     /// Name of the listener that the client came through.

@@ -25,6 +25,7 @@
 //! Invariants: a slot is in the hot list at most once; what `memory` knows of a connection is noted after each receive and send.
 
 pub(super) mod receive;
+pub(super) mod rings;
 mod room;
 mod send;
 mod waits;
@@ -40,6 +41,7 @@ use super::exports::ExportTable;
 use super::freezes::Freezes;
 use super::log_limiter::LogLimiter;
 use crate::assemble::export_info::ServedExport;
+use crate::client::ShardClient;
 use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
@@ -61,6 +63,11 @@ pub(super) const SCRATCH: usize = 256 << 10;
 const SKIPPED_PAYLOADS: usize = 1 << 20;
 const TOO_MANY: &str = "too many connections; closed";
 
+/// Whether a client has requests that wait.
+fn connection_waits(parts: &mut ReactorParts, slot: u32) -> bool {
+    parts.io.connection(slot).is_some_and(|(it, _)| it.has_waiting())
+}
+
 /// The connections of a shard, and what they share.
 pub(super) struct Door {
     /// Exports, and which client sees which.
@@ -72,6 +79,8 @@ pub(super) struct Door {
     /// Bounds the lines of the log that clients cause.
     pub log: LogLimiter,
     hot: HotList,
+    /// Devices whose rings have requests, while all are watched.
+    busy: Vec<u32>,
     /// What connections hold of the pool, and which of them wait for it.
     memory: Memory,
     /// What each export may have of a turn.
@@ -104,6 +113,7 @@ impl Door {
             freezes: Freezes::default(),
             log: LogLimiter::new(),
             hot: HotList::new(places),
+            busy: Vec::new(),
             memory,
             turn: FairTurn::default(),
             stuck: 0,
@@ -211,15 +221,29 @@ impl Door {
         self.payloads = 0;
     }
 
-    /// Before a sleep: watches all connections that were tried every turn.
-    pub fn watch_all(&mut self, parts: &mut ReactorParts) {
+    /// Before a sleep: watches all clients that were tried every turn. Returns whether a ring has requests, so that there is no sleep.
+    pub fn watch_all(&mut self, parts: &mut ReactorParts) -> bool {
+        let mut busy = std::mem::take(&mut self.busy);
         while let Some(slot) = self.hot.pop() {
+            if let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot)
+                && client.arm()
+            {
+                busy.push(slot);
+                continue;
+            }
             self.watch(parts, slot);
         }
+        let is_busy = !busy.is_empty();
+        busy.drain(..).for_each(|slot| self.hot.heat(slot));
+        self.busy = busy;
+        is_busy
     }
 
-    /// A socket is ready.
+    /// A socket is ready, or a ring was kicked.
     pub fn on_ready(&mut self, parts: &mut ReactorParts, slot: u32) {
+        if let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot) {
+            client.on_kick();
+        }
         self.hot.state_mut(slot).blocked = false;
         parts.io.list(slot);
         self.hot.heat(slot);
@@ -247,7 +271,7 @@ impl Door {
         }
         self.memory.clear_waiters();
         for slot in parts.io.slots() {
-            if parts.io.connection(slot).is_some_and(|(it, _)| it.has_waiting()) {
+            if connection_waits(parts, slot) {
                 self.hot.heat(slot);
             }
         }
@@ -269,22 +293,22 @@ impl Door {
                 connection.set_tls_acceptor(acceptor);
             }
         }
-        match parts.io.insert(Box::new(connection)) {
+        match parts.io.insert(ShardClient::Nbd(Box::new(connection))) {
             Ok(slot) => {
                 self.hot.reset(slot);
                 parts.io.list(slot);
                 self.hot.heat(slot);
             }
-            Err(connection) => self.log_limited(&connection, TOO_MANY),
+            Err(client) => self.log_limited(&client, TOO_MANY),
         }
     }
 
     /// Takes in a connection of another process, which begins later; none if there are too many.
     pub fn adopt(&mut self, parts: &mut ReactorParts, connection: Box<Connection>) -> Option<u32> {
-        match parts.io.insert(connection) {
+        match parts.io.insert(ShardClient::Nbd(connection)) {
             Ok(slot) => Some(slot),
-            Err(connection) => {
-                self.log_limited(&connection, TOO_MANY);
+            Err(client) => {
+                self.log_limited(&client, TOO_MANY);
                 None
             }
         }
@@ -300,7 +324,7 @@ impl Door {
         export: usize,
         terms: Negotiated,
     ) -> bool {
-        let Some((connection, pool)) = parts.io.connection(slot) else {
+        let Some((ShardClient::Nbd(connection), pool)) = parts.io.connection(slot) else {
             return false;
         };
         let chosen = self.exports.chosen(export);
@@ -336,7 +360,7 @@ impl Door {
             parts.engine.forget(slot, fd);
         }
         self.hot.note_stash(slot, 0);
-        if let Some(connection) = parts.io.remove(slot) {
+        if let Some(ShardClient::Nbd(connection)) = parts.io.remove(slot) {
             let message = ControlMessage::Connection { connection, export, terms };
             parts.shared.send(home, message);
         }
@@ -352,13 +376,14 @@ impl Door {
         export: ExportId,
         terms: Negotiated,
     ) {
+        let client = ShardClient::Nbd(connection);
         if self.exports.open(export).is_none() {
-            self.log_limited(&connection, "closed: its export was removed");
+            self.log_limited(&client, "closed: its export was removed");
             return;
         }
-        match parts.io.insert(connection) {
+        match parts.io.insert(client) {
             Ok(slot) => self.begin_client(parts, now, slot, export, terms),
-            Err(connection) => self.log_limited(&connection, TOO_MANY),
+            Err(client) => self.log_limited(&client, TOO_MANY),
         }
     }
 
@@ -372,7 +397,8 @@ impl Door {
         terms: Negotiated,
     ) {
         let (opened, connection) = (self.exports.open(export), parts.io.connection(slot));
-        let (Some((binding, info)), Some((connection, _))) = (opened, connection) else {
+        let (Some((binding, info)), Some((ShardClient::Nbd(connection), _))) = (opened, connection)
+        else {
             return self.close(parts, slot);
         };
         connection.begin(now, binding, info, terms);
@@ -383,9 +409,9 @@ impl Door {
         parts.io.list(slot);
     }
 
-    pub fn log_limited(&mut self, connection: &Connection, sentence: &str) {
+    pub fn log_limited(&mut self, client: &ShardClient, sentence: &str) {
         if self.log.admits() {
-            warn!(peer = connection.peer(), "{sentence}");
+            warn!(peer = client.peer(), "{sentence}");
         }
     }
 
@@ -432,6 +458,9 @@ impl Door {
             if let Some((connection, pool)) = parts.io.connection(slot) {
                 connection.leave(pool);
                 parts.io.list(slot);
+                if connection_waits(parts, slot) {
+                    self.hot.heat(slot);
+                }
             }
             if unread {
                 self.close_if_only_sending(parts, slot);
@@ -527,6 +556,7 @@ impl Door {
                 parts.engine.forget(slot, fd);
             }
             debug!(peer = connection.peer(), "connection closed");
+            rings::retire(connection);
         }
         self.hot.state_mut(slot).export = None;
     }

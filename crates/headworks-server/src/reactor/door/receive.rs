@@ -6,7 +6,8 @@ use headworks_core::Instant;
 
 use super::super::ReactorParts;
 use super::{Door, SCRATCH};
-use crate::nbd::connection::{Connection, ReceiveOutcome, Shares, TurnShare};
+use crate::client::ShardClient;
+use crate::nbd::connection::{ReceiveOutcome, Shares, TurnShare};
 use headworks_front::WaitsFor;
 use headworks_front::memory::WINDOW_MAX;
 use headworks_front::turn::TurnBytes;
@@ -72,7 +73,7 @@ fn turn_share(left: Option<TurnBytes>, room: u32) -> TurnShare {
 
 /// Receives once, or several times from a connection with large payloads: each takes a receive of its own, and a reply for
 /// each would wake the client each time.
-fn receive_some(connection: &mut Connection, shares: &mut Shares<'_>) -> ReceiveOutcome {
+fn receive_some(connection: &mut ShardClient, shares: &mut Shares<'_>) -> ReceiveOutcome {
     let mut received = connection.receive(shares);
     for _ in 1..LARGE_RECEIVES {
         let goes_on = connection.brings_large_payloads() && shares.turn.large_payloads > 0;

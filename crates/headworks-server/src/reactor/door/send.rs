@@ -1,7 +1,7 @@
 //! The second half of a turn: each connection with output sends once, and what that frees lets others continue.
 
 use headworks_core::Instant;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::super::ReactorParts;
 use super::super::shard_io::SMALL_REPLIES;
@@ -26,6 +26,11 @@ impl Door {
                 self.end(parts, slot, &ConnectionEnd::Fault(fault));
                 self.note(parts, now, slot);
                 continue;
+            }
+            if let Some(complaint) = connection.take_complaint()
+                && self.log.admits()
+            {
+                warn!(peer = connection.peer(), "{complaint}");
             }
             let (is_large, before) = (connection.unsent() > SMALL_REPLIES, connection.sent_bytes());
             let sent = connection.send(now, pool, &mut self.spans);

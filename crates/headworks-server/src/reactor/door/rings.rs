@@ -1,0 +1,94 @@
+//! Devices of virtual machines among the clients of a shard: they come from the threads of their front ends, which give them orders, and
+//! go back there.
+//!
+//! ```text
+//!   front end's thread --Attach--> slot, export, hot --Order..--> answered by `publish`, at the end of the turn
+//!                      --Close---> what is in flight ends --> slot free, the device goes back to the thread
+//! ```
+
+use headworks_core::{ExportId, Instant, VolumeId};
+
+use super::super::ReactorParts;
+use super::{Door, TOO_MANY};
+use crate::client::ShardClient;
+use crate::connection_id::slot_of;
+use crate::rings::RingClient;
+use headworks_vhost::Order;
+
+/// Takes in the device of a front end; returns its id, or why it is not served.
+pub(in crate::reactor) fn attach(
+    door: &mut Door,
+    parts: &mut ReactorParts,
+    now: Instant,
+    export: ExportId,
+    client: Box<RingClient>,
+) -> Result<u32, String> {
+    if door.exports.refuses(export) {
+        return Err("its export refuses clients".to_owned());
+    }
+    let Some((binding, info)) = door.exports.open(export) else {
+        return Err("its export was removed".to_owned());
+    };
+    let slot = match parts.io.insert(ShardClient::Rings(client)) {
+        Ok(slot) => slot,
+        Err(client) => {
+            retire(client);
+            return Err(TOO_MANY.to_owned());
+        }
+    };
+    let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot) else {
+        unreachable!("it was inserted");
+    };
+    client.begin(binding, info);
+    let id = client.id();
+    door.hot.reset(slot);
+    door.hot.state_mut(slot).export = Some(export);
+    door.note(parts, now, slot);
+    door.hot.heat(slot);
+    Ok(id)
+}
+
+/// Gives a device that left its slot back to the thread of its front end.
+pub(super) fn retire(client: ShardClient) {
+    if let ShardClient::Rings(client) = client {
+        client.retire();
+    }
+}
+
+/// Gives a device an order of its front end. One that is gone has told its thread.
+pub(in crate::reactor) fn order(door: &mut Door, parts: &mut ReactorParts, id: u32, order: Order) {
+    let slot = slot_of(id);
+    if let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot)
+        && client.id() == id
+    {
+        client.on_order(order);
+        parts.io.list(slot);
+        door.hot.heat(slot);
+    }
+}
+
+/// Ends a device whose front end has left.
+pub(in crate::reactor) fn close(door: &mut Door, parts: &mut ReactorParts, id: u32) {
+    let slot = slot_of(id);
+    if parts.io.connection(slot).is_some_and(|(client, _)| client.id() == id) {
+        door.close(parts, slot);
+        parts.io.list(slot);
+    }
+}
+
+/// A volume has another size: clients that come are told, and devices at once.
+pub(in crate::reactor) fn resize(
+    door: &mut Door,
+    parts: &mut ReactorParts,
+    volume: VolumeId,
+    size: u64,
+) {
+    door.exports.resize(volume, size);
+    for slot in parts.io.slots() {
+        if let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot)
+            && client.binding().is_some_and(|binding| binding.volume == volume)
+        {
+            client.resize(size);
+        }
+    }
+}
