@@ -376,13 +376,14 @@ impl RingClient {
             let room = self.session.bounds().requests.saturating_sub(begun);
             self.device.take(room, &mut self.taken);
             self.taken.reverse();
+            self.note_broken();
         }
         self.taken.pop()
     }
 
-    /// Whether answers are to be made known, some perhaps of requests that needed nothing of the shard.
+    /// Whether there is something to make known: answers, some perhaps of requests that needed nothing of the shard, or that a ring ended.
     fn has_answers(&self) -> bool {
-        self.device.has_answers()
+        self.device.has_answers() || self.complaint.is_some()
     }
 
     /// Whether the data of a request are used where they are: one piece that begins at a multiple of the block.
@@ -398,15 +399,20 @@ impl RingClient {
     /// Shows the machine the answers of this turn, and its front end what it waits for.
     pub fn publish(&mut self) {
         self.device.publish();
+        self.note_broken();
+        if let Some(answer) = self.device.next_answer() {
+            self.watch_rings();
+            self.line.send(News::Answer(answer));
+        }
+    }
+
+    /// A ring has ended, or all have: the log is told in this turn.
+    fn note_broken(&mut self) {
         if let Some(broken) = self.device.next_broken() {
             self.complaint = Some(match broken.queue {
                 Some(queue) => format!("ring {queue} has ended until a reset: {}", broken.why),
                 None => format!("its rings have ended until a reset: {}", broken.why),
             });
-        }
-        if let Some(answer) = self.device.next_answer() {
-            self.watch_rings();
-            self.line.send(News::Answer(answer));
         }
     }
 
