@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use headworks_core::prng::Prng;
 
+use crate::chain::Descriptor;
 use crate::driver::{DriverOptions, Queue, Waiting};
 use crate::features;
 use crate::in_flight::sealed_file;
@@ -609,21 +610,31 @@ fn poke(machine: &Machine, place: usize, value: u16) {
 fn broken_rules_break_the_ring_and_signal_it() {
     type Break = fn(&mut Machine);
     let rules: [(&str, Break); 9] = [
-        ("index", |machine| poke(machine, machine.memory.places(0).available + 2, 5000)),
-        ("head", |machine| poke(machine, machine.memory.places(0).available + 4, 4096)),
-        ("twice", |machine| {
+        ("index is further ahead", |machine| {
+            poke(machine, machine.memory.places(0).available + 2, 5000)
+        }),
+        ("head is beyond", |machine| poke(machine, machine.memory.places(0).available + 4, 4096)),
+        ("in flight already", |machine| {
             let places = machine.memory.places(0);
             poke(machine, places.available + 6, 0);
             poke(machine, places.available + 2, 2);
         }),
-        ("next", |machine| poke(machine, machine.memory.places(0).descriptors + 14, 999)),
-        ("loop", |machine| poke(machine, machine.memory.places(0).descriptors + 16 + 14, 0)),
-        ("no status", |machine| poke(machine, machine.memory.places(0).descriptors + 16 + 12, 0)),
-        ("readable behind writable", |machine| {
+        ("next is beyond", |machine| poke(machine, machine.memory.places(0).descriptors + 14, 999)),
+        ("longer than its table", |machine| {
+            poke(machine, machine.memory.places(0).descriptors + 16 + 14, 0)
+        }),
+        ("without a status", |machine| {
+            poke(machine, machine.memory.places(0).descriptors + 16 + 12, 0)
+        }),
+        ("readable descriptor behind", |machine| {
             poke(machine, machine.memory.places(0).descriptors + 12, 1 | 2);
         }),
-        ("outside", |machine| poke(machine, machine.memory.places(0).descriptors + 6, 99)),
-        ("indirect", |machine| poke(machine, machine.memory.places(0).descriptors + 12, 4)),
+        ("outside of the memory", |machine| {
+            poke(machine, machine.memory.places(0).descriptors + 6, 99)
+        }),
+        ("indirect descriptor", |machine| {
+            poke(machine, machine.memory.places(0).descriptors + 12, 5)
+        }),
     ];
     for (name, break_rule) in rules {
         let (mut machine, mut process, mut disk) = started(small(4));
@@ -635,6 +646,7 @@ fn broken_rules_break_the_ring_and_signal_it() {
         process.turn(&mut disk);
         let broken = process.broken().unwrap_or_else(|| panic!("{name} passes"));
         assert_eq!(broken.queue, Some(0), "{name}");
+        assert!(broken.why.contains(name), "{name}: {}", broken.why);
         let mut signal = [0; 8];
         std::io::Read::read_exact(&mut reader, &mut signal).unwrap();
         assert_eq!(process.take(), 0, "{name}: it takes nothing any more");
@@ -646,6 +658,103 @@ fn broken_rules_break_the_ring_and_signal_it() {
         // A reset helps.
         process.set(message::RESET_DEVICE, vec![], vec![]);
         assert_eq!(process.device.kicks().count(), 0);
+    }
+}
+
+/// Writes a chain by hand into a table: address, length, flags, next. Addresses are places of the machine's memory.
+fn write_table(machine: &Machine, table: usize, chain: &[(usize, u32, u16, u16)]) {
+    for (index, (place, len, flags, next)) in chain.iter().enumerate() {
+        let (address, len) = (machine.memory.guest(*place), *len);
+        let one = Descriptor { address, len, flags: *flags, next: *next };
+        let at = machine.memory.at(table + 16 * index).cast::<Descriptor>();
+        // SAFETY: the tables of these tests are within the memory of the machine, aligned to 16.
+        unsafe { at.write_volatile(one) };
+    }
+}
+
+#[test]
+fn header_and_status_may_share_descriptors_with_data_or_be_split() {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    let (mut machine, mut process, mut disk) = started(small(1));
+    let places = machine.memory.places(0);
+    let (slot, buffer) = (places.slots, places.buffers);
+    // A write whose header is in two parts, the second with the data behind it.
+    machine.queues[0].put(0, RequestOp::Write, 4096, 512, 0);
+    machine.queues[0].submit();
+    // SAFETY: header and buffer are memory of the machine, and the request has not been taken.
+    unsafe {
+        machine.memory.at(slot).copy_to(machine.memory.at(buffer + 1024), 16);
+        machine.memory.at(buffer + 1040).write_bytes(0x77, 512);
+    }
+    let split =
+        [(buffer + 1024, 5, NEXT, 1), (buffer + 1029, 11 + 512, NEXT, 2), (slot + 16, 1, WRITE, 0)];
+    write_table(&machine, places.descriptors, &split);
+    process.turn(&mut disk);
+    assert_eq!(answers(&mut machine.queues[0]), [(0, 0, 1)]);
+    assert_eq!((disk[4095], disk[4096], disk[4607], disk[4608]), (0, 0x77, 0x77, 0));
+    // A read whose status is the last byte behind the data.
+    machine.queues[0].put(0, RequestOp::Read, 4096, 512, 0);
+    machine.queues[0].submit();
+    write_table(&machine, places.descriptors, &[(slot, 16, NEXT, 1), (buffer, 513, WRITE, 0)]);
+    process.turn(&mut disk);
+    let found = answers(&mut machine.queues[0]);
+    assert_eq!((found[0].0, found[0].2), (0, 513));
+    assert_eq!(machine.queues[0].buffer(0)[..513], [&[0x77; 512][..], &[0]].concat());
+}
+
+#[test]
+fn indirect_tables_are_ends_of_chains_and_not_nested() {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+    type Chain = Vec<(usize, u32, u16, u16)>;
+    type Chains = fn(usize, usize, usize) -> (Chain, Chain);
+    let cases: [(&str, bool, Chains); 5] = [
+        ("behind a header", true, |slot, table, buffer| {
+            (
+                vec![(slot, 16, NEXT, 1), (table, 32, INDIRECT, 0)],
+                vec![(buffer, 512, NEXT, 1), (slot + 16, 1, WRITE, 0)],
+            )
+        }),
+        ("nested", false, |slot, table, buffer| {
+            (
+                vec![(table, 48, INDIRECT, 0)],
+                vec![(slot, 16, NEXT, 1), (buffer, 512, NEXT, 2), (table + 64, 16, INDIRECT, 0)],
+            )
+        }),
+        ("not the end", false, |slot, table, buffer| {
+            (
+                vec![(table, 48, INDIRECT | NEXT, 1)],
+                vec![(slot, 16, NEXT, 1), (buffer, 512, NEXT, 2), (slot + 16, 1, WRITE, 0)],
+            )
+        }),
+        ("half a descriptor", false, |slot, table, buffer| {
+            (
+                vec![(table, 40, INDIRECT, 0)],
+                vec![(slot, 16, NEXT, 1), (buffer, 512, NEXT, 2), (slot + 16, 1, WRITE, 0)],
+            )
+        }),
+        ("beyond its table", false, |slot, table, buffer| {
+            (
+                vec![(table, 32, INDIRECT, 0)],
+                vec![(slot, 16, NEXT, 1), (buffer, 512, NEXT, 2), (slot + 16, 1, WRITE, 0)],
+            )
+        }),
+    ];
+    for (name, is_legal, chains) in cases {
+        let options = DriverOptions { is_indirect: true, pieces: 8, ..small(1) };
+        let (mut machine, mut process, mut disk) = started(options);
+        let places = machine.memory.places(0);
+        machine.queues[0].put(0, RequestOp::Write, 0, 512, 0);
+        machine.queues[0].submit();
+        let (ring, table) = chains(places.slots, places.tables, places.buffers);
+        write_table(&machine, places.tables, &table);
+        write_table(&machine, places.tables + 64, &[(places.slots + 16, 1, WRITE, 0)]);
+        write_table(&machine, places.descriptors, &ring);
+        process.turn(&mut disk);
+        assert_eq!(process.broken().is_none(), is_legal, "{name}");
+        assert_eq!(answers(&mut machine.queues[0]).len(), usize::from(is_legal), "{name}");
     }
 }
 

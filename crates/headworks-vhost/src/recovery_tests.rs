@@ -169,7 +169,8 @@ fn second_death_during_recovery_loses_and_doubles_nothing() {
 #[test]
 fn region_made_for_a_used_ring_takes_requests_from_its_index() {
     let mut world = World::new();
-    let mut process = Process::new(Disk::new(world.disk.len() as u64), 1, false);
+    let disk = Disk::new(world.disk.len() as u64);
+    let mut process = Process::new(disk, 1, false);
     world.machine.connect(&mut process);
     world.send(6);
     while world.flying.iter().any(Option::is_some) {
@@ -178,28 +179,42 @@ fn region_made_for_a_used_ring_takes_requests_from_its_index() {
         world.send(6);
     }
     drop(process);
+    // The new region's process dies before its first answer.
     world.machine.in_flight = None;
+    let mut process = Process::new(disk, 1, true);
+    world.machine.connect(&mut process);
+    world.send(10);
+    process.take();
+    drop(process);
     world.serve(12);
     world.check();
 }
 
+/// The slots of the requests that a process has below it.
+fn slots(process: &Process) -> Vec<u16> {
+    process.below.iter().map(|request| request.ticket.head / 3).collect()
+}
+
 #[test]
 fn requests_are_submitted_again_in_the_order_of_taking() {
-    let mut world = World::new();
-    let disk = Disk::new(world.disk.len() as u64);
-    let mut process = Process::new(disk, 1, true);
-    world.machine.connect(&mut process);
-    world.send(DEPTH as u8);
-    process.take();
-    let taken: Vec<_> = process.below.iter().map(|request| request.ticket).collect();
-    drop(process);
-    for _ in 0..2 {
+    let mut machine = Machine::new(small(DEPTH), FEATURES);
+    let disk = Disk::new((BLOCK * BLOCKS) as u64);
+    let begin = |machine: &mut Machine, new: &[u16]| {
         let mut process = Process::new(disk, 1, true);
-        world.machine.connect(&mut process);
+        machine.connect(&mut process);
+        for slot in new {
+            machine.queues[0].put(*slot, RequestOp::Write, 0, BLOCK as u32, 0);
+        }
+        machine.queues[0].submit();
         process.take();
-        let again: Vec<_> = process.below.iter().map(|request| request.ticket).collect();
-        assert_eq!(again, taken);
-    }
-    world.serve(DEPTH as u8);
-    world.check();
+        process
+    };
+    assert_eq!(slots(&begin(&mut machine, &[2, 0])), [2, 0]);
+    assert_eq!(slots(&begin(&mut machine, &[3, 1])), [2, 0, 3, 1]);
+    let mut process = begin(&mut machine, &[]);
+    assert_eq!(slots(&process), [2, 0, 3, 1]);
+    process.turn(&mut vec![0; BLOCK * BLOCKS]);
+    let mut answered = Vec::new();
+    machine.queues[0].reap(|answer| answered.push(answer.slot));
+    assert_eq!(answered, [2, 0, 3, 1]);
 }
