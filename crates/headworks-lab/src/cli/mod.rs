@@ -19,6 +19,7 @@ mod run;
 mod seed002;
 mod seed003;
 mod tables;
+mod vhost_kill;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write as _;

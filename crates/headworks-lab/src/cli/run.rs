@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::cli::{
     USAGE, bfq, bfq_linux, cached, complain, fit_hdd, front, joints, list, receive_path, remote,
-    seed002, seed003, tables,
+    seed002, seed003, tables, vhost_kill,
 };
 use crate::crash;
 use crate::experiment::ExperimentName;
@@ -71,6 +71,8 @@ pub enum Experiment {
     /// Requests through one connection of the server and their replies back, without a shard: for counting instructions
     /// (benches/counts.sh)
     ReceivePath(receive_path::ReceivePathArgs),
+    /// Kills a vhost-user server again and again under verified requests, and connects again with the in-flight region
+    VhostKill(vhost_kill::VhostKillArgs),
     /// Searches for the parameters of the disk of seed-000
     #[command(name = "fit-hdd", hide = true)]
     FitHdd(fit_hdd::FitArgs),
@@ -195,6 +197,7 @@ impl Experiment {
             Self::DirtyShares(_) => "dirty-shares",
             Self::Cached(_) => "cached",
             Self::ReceivePath(_) => "receive-path",
+            Self::VhostKill(_) => "vhost-kill",
             Self::FitHdd(_) => "fit-hdd",
             Self::Smoke { .. } => "smoke",
             Self::Crash { .. } => "crash",
@@ -238,6 +241,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::DirtyShares(options) => return options.run(ExperimentName::DirtyShares),
         Experiment::Cached(options) => return options.run(),
         Experiment::ReceivePath(options) => return options.run(),
+        Experiment::VhostKill(options) => return options.run(),
         Experiment::FitHdd(options) => return fit_hdd::run(&options),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }
