@@ -157,22 +157,20 @@ impl<'a> Explainer<'a> {
         all
     }
 
-    /// Why a state fails that lost nothing: stores to a mapping that came later, or the order of the program itself.
+    /// Why a state fails that lost nothing. `mapped`: the file whose later stores to a mapping would have made it hold; without one it is the
+    /// program's own order.
     #[must_use]
-    pub fn without_loss(&self, place: usize) -> String {
+    pub fn without_loss(&self, place: usize, mapped: Option<(u8, u64)>) -> String {
         let changes = &self.record.changes;
         let promised = changes[..place].iter().rev().find_map(|change| change.line());
-        let mapped = changes[place..].iter().find_map(|change| match &change.action {
-            Action::Write { node, mapped: true, .. } => Some((change.disk, *node)),
-            _ => None,
-        });
-        match (promised, mapped) {
-            (Some(line), Some((disk, node))) => format!(
-                "bytes of {} were only in memory, in a mapping, at the promise {}: no msync of it before",
-                self.path(disk, node, place),
-                quoted(line)
+        let at =
+            promised.map_or_else(String::new, |line| format!(", at the promise {}", quoted(line)));
+        match mapped {
+            Some((disk, node)) => format!(
+                "bytes of {} were only in memory, in a mapping{at}: no msync of it before",
+                self.path(disk, node, place)
             ),
-            _ => "nothing was lost: the order of the program itself".to_owned(),
+            None => "nothing was lost: the order of the program itself".to_owned(),
         }
     }
 

@@ -375,6 +375,36 @@ fn causes_name_the_missing_sync() {
 }
 
 #[test]
+fn stores_to_a_mapping_that_came_later_are_a_cause_only_if_they_are_missing() {
+    let mut recording = recording();
+    carry_out(&mut recording, "create a; create b; checkpoint; say ok 1");
+    let (now, tree) = (Time::default(), recording.tree(0).clone());
+    let [a, b] = [&b"a"[..], b"b"].map(|name| tree.lookup(ROOT, name).unwrap());
+    for (file, mapped) in [(b, true), (a, false), (a, true), (b, true)] {
+        recording.write(0, file, 0, b"x", (mapped, false), now).unwrap();
+    }
+    let record = recording.close().unwrap();
+    let mut walk = Walk::new(&record, Model::Journal, 4096);
+    walk.go(1);
+    assert_eq!(walk.mapped_later(), [(0, b), (0, a)]);
+    assert_eq!(listing(&walk.with_mapped(&[(0, a)])[0]), "a=x b=");
+    assert_eq!(listing(&walk.with_mapped(&walk.mapped_later())[0]), "a=x b=x");
+    assert_eq!(listing(&walk.whole()[0]), "a= b=");
+    let explainer = Explainer::new(&record);
+    let said = explainer.without_loss(1, Some((0, a)));
+    assert_eq!(
+        said,
+        "bytes of /a were only in memory, in a mapping, at the promise \"ok 1\": no msync of it before"
+    );
+    assert_eq!(
+        explainer.without_loss(1, None),
+        "nothing was lost: the order of the program itself"
+    );
+    walk.go(usize::MAX);
+    assert_eq!(walk.mapped_later(), []);
+}
+
+#[test]
 fn text_of_a_state_repeats_it() {
     let record = record("create a; write a 0 9000 x; write a 0 10 y; rename a b; create c");
     let mut walk = Walk::new(&record, Model::Journal, 4096);

@@ -219,6 +219,34 @@ impl<'a> Walk<'a> {
         trees
     }
 
+    /// Files with stores to a mapping that came behind this place, in order of the first: disk and number.
+    #[must_use]
+    pub fn mapped_later(&self) -> Vec<(u8, u64)> {
+        let mut files = Vec::new();
+        for change in &self.record.changes[self.place..] {
+            if let Action::Write { node, mapped: true, .. } = change.action
+                && self.whole[usize::from(change.disk)].node(node).is_ok()
+                && !files.contains(&(change.disk, node))
+            {
+                files.push((change.disk, node));
+            }
+        }
+        files
+    }
+
+    /// The trees here without a loss, and with the stores to mappings of these files that came later, as if they had been synced before.
+    #[must_use]
+    pub fn with_mapped(&self, files: &[(u8, u64)]) -> Vec<Tree> {
+        let mut trees = self.whole.clone();
+        for Change { disk, action } in &self.record.changes[self.place..] {
+            if matches!(action, Action::Write { node, mapped: true, .. } if files.contains(&(*disk, *node)))
+            {
+                action.replay(&mut trees[usize::from(*disk)]);
+            }
+        }
+        trees
+    }
+
     /// A number that states with other trees or promises do not have.
     #[must_use]
     pub fn hash(&self, trees: &[Tree]) -> u64 {

@@ -22,6 +22,8 @@ use super::{DISK_DRAWS, DRAW_TIME, DRAWS};
 
 /// Checks for shrinking one failure at most.
 const SHRINK_CHECKS: u32 = 200;
+/// Files of which stores to a mapping are tried as a cause, each by itself.
+const MAPPED_MAX: usize = 8;
 /// Failures that are kept for their causes at most; more are counted alone.
 const FAILURES_MAX: usize = 100_000;
 /// Draws at a place that has too many states for all of them.
@@ -442,6 +444,8 @@ impl<'a> Explorer<'a> {
         if let Some(error) = failed {
             return Err(error);
         }
+        let whole = small.iter().all(|choice| *choice == 0);
+        let mapped = if whole && shrinks { self.mapped(site, judge)? } else { None };
         let trees = site.walk.trees(&small);
         let verdict = judge.check(self.record, site.outer.place(), &trees)?;
         let said = match verdict {
@@ -451,7 +455,7 @@ impl<'a> Explorer<'a> {
         let (axes, place) = (site.walk.axes(), site.walk.place());
         let effects = site.explainer.effects(axes, &small, place);
         let mut why: Vec<String> = match (effects.is_empty(), shrinks) {
-            (true, _) => vec![site.explainer.without_loss(place)],
+            (true, _) => vec![site.explainer.without_loss(place, mapped)],
             (_, false) => vec![format!(
                 "not shrunk, as many were before: {} losses, {}",
                 effects.len(),
@@ -478,6 +482,24 @@ impl<'a> Explorer<'a> {
     }
 
     /// Runs the check of a state on directories that record, and looks at states of cuts inside it.
+    /// The file of which stores to a mapping are missing: with those that came later the check holds. With those of all files it may hold, too.
+    fn mapped(
+        &self,
+        site: &Site<'_, '_>,
+        judge: &mut Judge<'_>,
+    ) -> Result<Option<(u8, u64)>, String> {
+        let files = site.walk.mapped_later();
+        let each = files.iter().take(MAPPED_MAX).map(std::slice::from_ref);
+        for some in each.chain([&files[..]]).filter(|some| !some.is_empty()) {
+            let trees = site.walk.with_mapped(some);
+            let verdict = self.verdict(site, site.outer.hash(&trees), &trees, judge)?;
+            if matches!(verdict, Verdict::Holds) {
+                return Ok(some.first().copied());
+            }
+        }
+        Ok(None)
+    }
+
     #[allow(clippy::too_many_arguments)] // One call; a struct would be named after it.
     fn cut_recovery(
         &self,
