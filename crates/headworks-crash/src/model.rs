@@ -379,7 +379,8 @@ impl Pending {
     }
 
     /// Makes the names of a node durable apart from the rest, with those of the directories in which it is, and of the nodes that had its names
-    /// before: btrfs logs an inode whose name was taken with the one that took it (`log_conflicting_inodes`), or it would be lost.
+    /// before: btrfs logs an inode whose name was taken with the one that took it (`log_conflicting_inodes`), or it would be lost. What such a name
+    /// is while it is pending itself, `Walk::trees` decides: it left the node if the node has it.
     fn log(&mut self, record: &Record, disk: u8, node: u64) {
         let mut nodes = vec![node];
         while let Some(node) = nodes.pop() {
@@ -389,10 +390,16 @@ impl Pending {
             for (index, _) in names.iter().filter(|(index, of)| own(*index, *of)) {
                 let Some((parent, name)) = record.changes[*index].action.given() else { continue };
                 nodes.push(parent);
-                let left = names.iter().filter(|(left, of)| *of == disk && left < index);
-                let left = left.map(|(left, _)| &record.changes[*left].action);
-                let had = left.filter(|action| action.taken() == Some((parent, name)));
-                nodes.extend(had.map(Action::node).filter(|had| *had != node));
+                let before = names.iter().filter(|(before, of)| *of == disk && before < index);
+                let before = before.map(|(before, _)| &record.changes[*before].action);
+                let had = before.clone().filter(|action| action.taken() == Some((parent, name)));
+                // A name that is not durable itself is no conflict with what is on the disk.
+                let is_new = |node| {
+                    before.clone().any(|action| {
+                        action.node() == node && action.given() == Some((parent, name))
+                    })
+                };
+                nodes.extend(had.map(Action::node).filter(|had| *had != node && !is_new(*had)));
             }
             names.retain(|(index, of)| !own(*index, *of));
             self.names = names;

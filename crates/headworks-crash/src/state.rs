@@ -194,7 +194,7 @@ impl<'a> Walk<'a> {
                 {
                     tree.replay_name(*node, *new_parent, new_name);
                 }
-                _ if losses.steps.contains(&index) => {
+                _ if losses.steps.contains(&index) && !self.is_logged(&losses, index, tree) => {
                     self.zero(&losses, index, tree);
                     lengths.on_lost(&losses, index, (*disk, action), tree);
                 }
@@ -254,6 +254,21 @@ impl<'a> Walk<'a> {
             self.record.changes[..self.place].iter().rposition(|change| change.line().is_some());
         let lines = lines.map_or(0, |last| last as u64 + 1);
         trees.iter().fold(lines, |state, tree| hash::pair(state, tree.hash()))
+    }
+
+    /// Whether a change that was lost in the sequence is in the log: the node has a name that a change which is kept gave to another one.
+    fn is_logged(&self, losses: &Losses, index: usize, tree: &Tree) -> bool {
+        let Change { disk, action } = &self.record.changes[index];
+        let (Model::LogTree, Some((parent, name))) = (self.pending.model(), action.taken()) else {
+            return false;
+        };
+        let given_again = |later: usize| {
+            let change = &self.record.changes[later];
+            change.disk == *disk
+                && change.action.given() == Some((parent, name))
+                && !losses.steps.contains(&later)
+        };
+        tree.lookup(parent, name) == Ok(action.node()) && (index + 1..self.place).any(given_again)
     }
 
     /// Writes the zeros of a truncation or at the edges of a hole, in the blocks that keep them.
