@@ -197,7 +197,7 @@ impl Server {
                 let stay: usize = paused.iter().map(|shard| shard.stay).sum();
                 if stay > 0 {
                     tracing::info!(
-                        "{stay} connections cannot move, since they are encrypted or in their handshake: they end with this process"
+                        "{stay} clients cannot move (encrypted ones, handshakes, virtual machines): their connections end with this process"
                     );
                 }
                 self.set_paused(Some(PausedServer { ends }));
