@@ -586,6 +586,31 @@ fn written_pages_are_logged_before_the_answer() {
 }
 
 #[test]
+fn pages_of_old_memory_are_logged() {
+    let options = DriverOptions { without: !(FEATURES | features::LOG_ALL), ..small(1) };
+    let (mut machine, mut process, mut disk) = started(options);
+    let whole = machine.memory.description();
+    let bytes = ((whole.guest + whole.size) >> 12).div_ceil(8);
+    let log = sealed_file(c"log", bytes).unwrap();
+    let body = [bytes.to_le_bytes(), 0_u64.to_le_bytes()].concat();
+    let fd = log.try_clone().unwrap().into();
+    assert_eq!(process.tell(message::SET_LOG_BASE, body, vec![fd]).integer(), 0);
+    machine.queues[0].put(0, RequestOp::Read, 0, 4096, 0);
+    machine.queues[0].submit();
+    process.take();
+    let mut body = 2_u64.to_le_bytes().to_vec();
+    halves(&machine).iter().for_each(|region| body.extend(region.bytes()));
+    let fds = (0..2).map(|_| copy_of(machine.memory.fd())).collect();
+    assert!(process.begin(message::SET_MEM_TABLE, body, fds).is_none());
+    process.turn(&mut disk);
+    assert_eq!(process.answer().unwrap().integer(), 0);
+    let page = machine.memory.guest(machine.memory.places(0).buffers) >> 12;
+    let mut byte = [0];
+    std::os::unix::fs::FileExt::read_exact_at(&log, &mut byte, page / 8).unwrap();
+    assert_ne!(byte[0] >> (page % 8) & 1, 0, "the page of the data");
+}
+
+#[test]
 fn log_is_not_written_unless_negotiated() {
     let (mut machine, mut process, mut disk) = started(small(1));
     let log = sealed_file(c"log", 1 << 20).unwrap();

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# matrix: engine
+# seconds: 12
+# The driver of `headworks bench` against a vhost-user device, whose bytes it verifies, and against a server that is killed again and again.
+#
+# KILLS=1000 LIMIT=1800 for a long run.
+. "$(dirname "$0")/lib.sh"
+
+DISK=$DIR/disk.vhost
+AT="vhost-user+unix:///?socket=$DISK"
+bench() { "$HEADWORKS" bench --runtime 200ms --iodepth 16 --size 16M "$@"; }
+refuses() { # PATTERN OPTIONS...: in words
+    local output
+    output=$(bench "${@:2}" 2>&1)
+    local status=$?
+    echo "exit $status: $output"
+    [ $status -ne 0 ] && [[ $output =~ ^headworks:\ error:\ .*$1 ]]
+}
+
+serve "disk=$(spec disk)" --vhost-user "disk=$DISK"
+check "one block is written over NBD" qemu-io -f raw -c "write -P 0x55 8M 4k" "nbd+unix:///disk?socket=$SOCKET"
+check "bench refuses to overwrite it" refuses 'has data, near offset 8388608, .*--overwrite' --uri "$AT" --rw randwrite
+for rw in randwrite randrw write read randread; do
+    check "--rw $rw --verify" bench --uri "$AT" --overwrite --rw $rw --verify
+done
+check "it is read over NBD" bench --uri "nbd+unix:///disk?socket=$SOCKET" --rw read
+check "four queues that poll" bench --uri "$AT" --overwrite --rw randrw --verify --threads 4 --poll
+check "indirect tables" bench --uri "$AT&indirect=1" --overwrite --rw randrw --verify
+check "64 KiB in 16 pieces" bench --uri "$AT&indirect=1&pieces=16" --overwrite --bs 64k --fill --rw randrw --verify
+check "more queues than the device has" refuses 'queues' --uri "$AT" --threads 65
+check "blocks of 100 bytes" refuses 'blocks of 512 bytes' --uri "$AT" --bs 100
+bench --uri "$AT" --json >"$DIR/bench.json"
+check "--json" "$PYTHON" -c 'import json, sys
+run = json.load(open(sys.argv[1]))
+assert run["ios"] == run["read"]["ios"] > 100 and run["errors"] == 0, run
+assert run["device_cpu_ns_per_io"] > 0 and run["ios_per_cpu_second"] > 0, run' "$DIR/bench.json"
+stop_server
+
+check "kill -9 under verified requests of two queues" "$HEADWORKS" lab run vhost-kill --socket "$DIR/killed.vhost" --kills "${KILLS:-8}" \
+    --seed "${SEED:-$RANDOM}" -- "$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$DIR/killed.sock" \
+    --vhost-user "a=$DIR/killed.vhost" "a=file:path=$IMAGES/killed.img,size=32M"
