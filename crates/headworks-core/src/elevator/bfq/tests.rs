@@ -205,7 +205,8 @@ impl World {
             self.dispatch();
             self.check();
             let timer = self.bfq.next_timeout().map(|at| at.0);
-            let (late, timer) = (timer.filter(|at| *at <= self.now), timer.filter(|at| *at > self.now));
+            let (late, timer) =
+                (timer.filter(|at| *at <= self.now), timer.filter(|at| *at > self.now));
             // A full device takes nothing before it ends something: no step for each nanosecond until then.
             assert!(late.is_none() || self.device.len() == self.room, "a timer that is over");
             let device = self.device.iter().map(|entry| entry.0).min();
