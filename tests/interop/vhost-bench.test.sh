@@ -37,5 +37,5 @@ assert run["device_cpu_ns_per_io"] > 0 and run["ios_per_cpu_second"] > 0, run' "
 stop_server
 
 check "kill -9 under verified requests of two queues" "$HEADWORKS" lab run vhost-kill --socket "$DIR/killed.vhost" --kills "${KILLS:-8}" \
-    --seed "${SEED:-$RANDOM}" -- "$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$DIR/killed.sock" \
+    --seed "${SEED:-$RANDOM}" -- "$HEADWORKS" serve --engine "$ENGINE" --cache 0 --cache-file off -U "$DIR/killed.sock" \
     --vhost-user "a=$DIR/killed.vhost" "a=file:path=$IMAGES/killed.img,size=32M"
