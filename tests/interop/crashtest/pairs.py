@@ -107,7 +107,8 @@ def verdicts(headworks, words, drawn, should_break, seeds):
 
 
 def row(name, model, broken, tried, others):
-    looked = "all %d states" % tried[0]["distinct"] if tried[0]["all"] else "%d seeds" % len(tried)
+    whole = tried[0]["all"] and broken != "b"
+    looked = "all %d states" % tried[0]["distinct"] if whole else "%d seeds" % len(tried)
     states = sorted(found["distinct"] for found in tried)
     until = "%d\t%d" % (states[len(states) // 2], states[-1]) if broken == "b" else "-\t-"
     return "%s\t%s\t%s\t%s\t%d\t%s\n" % (name, model, "broken" if broken == "b" else "holds", looked, others, until)
