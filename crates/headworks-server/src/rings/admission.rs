@@ -10,12 +10,12 @@
 //! | Turn | is a large read of a turn that has had its share | the next turn |
 //! | Buffer | has several pieces and finds no block for their copy | a buffer that comes back |
 //!
-//! A device that does not answer refuses nothing here: the machine's requests wait for it, as they would for a disk.
+//! A request of more bytes than the largest block fails at once. A device that does not answer refuses nothing here: the machine's requests wait for it, as they would for a disk.
 //!
 //! Invariants: a request that waits is in the list, in its order; while one waits for something else than a limit nothing is taken from
 //! the rings, so their descriptors are what bounds the machine.
 
-use headworks_core::{Bio, BioFlags, BioId, Input, Op};
+use headworks_core::{Bio, BioFlags, BioId, Input, IoError, Op};
 
 use super::{RingClient, ticket_of};
 use crate::nbd::connection::admission::limit;
@@ -95,9 +95,13 @@ fn take(client: &mut RingClient, shares: &mut Shares<'_>, looks: bool) -> Receiv
         taken += 1;
         bytes += asked.len as usize;
         let request = request_of(&asked);
-        if request.op().buffer_len(request.len) > 0 {
-            shares.turn.received += request.len as usize;
+        let len = request.op().buffer_len(request.len) as usize;
+        if len > Pool::LARGEST {
+            // The path has no larger ones; no driver makes them, as one request would hold up all others.
+            client.complete(asked.ticket, Err(IoError::Invalid));
+            continue;
         }
+        shares.turn.received += len;
         let mut one = FrontRequest::new(request, Origin::Client, shares.now);
         one.limits_asked = !is_gated;
         let what = admit(client, &mut one, shares);

@@ -239,6 +239,59 @@ fn limit_is_taken_before_a_request_is_answered() {
 }
 
 #[test]
+fn ring_stops_without_waiting_for_limits() {
+    let folder = Folder::new("drain");
+    let server = folder.serve(&["a=mem:size=4M,iops-write=1"], |_| {});
+    let mut machine = driver(&folder.path("a"), |options| options.depth = 128);
+    let [queue] = machine.queues() else { panic!("one queue") };
+    for slot in 0..128 {
+        queue.put(slot, RequestOp::Write, u64::from(slot) * BLOCK as u64, BLOCK as u32, 0);
+    }
+    queue.submit();
+    // Longer than the driver waits for an answer, if each took a second.
+    let base = machine.stop_queue(0).unwrap();
+    let mut answered = 0;
+    machine.queues()[0].reap(|_| answered += 1);
+    assert_eq!(answered, usize::from(base), "what was taken is answered");
+    machine.start_queue(0, base).unwrap();
+    end(server);
+}
+
+#[test]
+fn request_that_is_larger_than_any_buffer_fails_and_others_pass() {
+    let folder = Folder::new("large");
+    let server = folder.serve(&["a=null:size=1G"], |_| {});
+    let mut machine = driver(&folder.path("a"), |options| {
+        (options.depth, options.pieces, options.buffer_bytes) = (2, 2, 64 << 20);
+    });
+    let [queue] = machine.queues() else { panic!("one queue") };
+    assert_eq!(one(queue, RequestOp::Write, 0, 64 << 20), 1);
+    assert_eq!(one(queue, RequestOp::Read, 0, 64 << 20), 1);
+    assert_eq!(one(queue, RequestOp::Read, 0, 1 << 20), 0);
+    end(server);
+}
+
+#[test]
+fn request_that_takes_too_long_is_answered_when_its_memory_is_free() {
+    let folder = Folder::new("late");
+    let server = folder.serve(&["a=delay:all=2s,of=mem:size=4M"], |_| {});
+    let set_limit = |ms: u32| {
+        let limit = json!({ "path": "hw0/queue/io_timeout", "value": ms });
+        call(&server, "set", limit).unwrap();
+    };
+    set_limit(100);
+    let mut machine = driver(&folder.path("a"), |_| {});
+    let [queue] = machine.queues() else { panic!("one queue") };
+    let begin = Instant::now();
+    queue.buffer(0)[..BLOCK].fill(0xaa);
+    assert_eq!(one(queue, RequestOp::Read, 0, BLOCK), 1, "it took too long");
+    assert!(begin.elapsed() >= Duration::from_secs(2), "not before the device has ended it");
+    // The last flush is as slow.
+    set_limit(30_000);
+    end(server);
+}
+
+#[test]
 fn writes_of_a_frozen_export_wait_for_the_thaw() {
     let folder = Folder::new("freeze");
     let server = folder.serve(&["a=mem:size=4M"], |_| {});

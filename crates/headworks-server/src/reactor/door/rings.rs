@@ -61,7 +61,12 @@ pub(in crate::reactor) fn order(door: &mut Door, parts: &mut ReactorParts, id: u
     if let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot)
         && client.id() == id
     {
+        let drains = matches!(order, Order::Stop { .. } | Order::Reset | Order::Memory(_));
         client.on_order(order);
+        if drains {
+            // Its front end waits, and the virtual machine with it: not for limits, too.
+            door.submit_parked(parts, parts.io.now, slot);
+        }
         parts.io.list(slot);
         door.hot.heat(slot);
     }
