@@ -83,6 +83,8 @@ class Machine:
         self.file = os.memfd_create("machine", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.file, MEMORY)
         self.memory = mmap.mmap(self.file, MEMORY)
+        # Indices are stored and loaded as a whole: `struct` does that byte by byte.
+        self.words = memoryview(self.memory).cast("H")
         self.kick, self.call = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self.available = self.used = 0
         self.flying, self.kept, self.notices = {}, None, None
@@ -90,7 +92,10 @@ class Machine:
         self.connect()
 
     def word(self, place):
-        return struct.unpack_from("<H", self.memory, place)[0]
+        return self.words[place // 2]
+
+    def set_word(self, place, value):
+        self.words[place // 2] = value & 0xFFFF
 
     def connect(self):
         """Connects, or connects again: the rings go on with the region of what is in flight."""
@@ -159,9 +164,9 @@ class Machine:
         for index, (address, size, flags) in enumerate(chain):
             last = index == len(chain) - 1
             struct.pack_into("<QIHH", self.memory, (at + index) * 16, address, size, flags | (not last), 0 if last else at + index + 1)
-        struct.pack_into("<H", self.memory, AVAILABLE + 4 + 2 * (self.available % RING), at)
+        self.set_word(AVAILABLE + 4 + 2 * (self.available % RING), at)
         self.available = (self.available + 1) & 0xFFFF
-        struct.pack_into("<H", self.memory, AVAILABLE + 2, self.available)
+        self.set_word(AVAILABLE + 2, self.available)
         self.flying[slot] = (kind, sector, data, length, pieces)
         os.eventfd_write(self.kick, 1)
 

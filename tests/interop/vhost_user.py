@@ -208,11 +208,11 @@ def hostile_machines():
     client = server.client(b"hostile")
 
     def too_far(machine):
-        struct.pack_into("<H", machine.memory, AVAILABLE + 2, (machine.available + RING + 1) & 0xFFFF)
+        machine.set_word(AVAILABLE + 2, machine.available + RING + 1)
 
     def head(machine):
-        struct.pack_into("<H", machine.memory, AVAILABLE + 4 + 2 * (machine.available % RING), 0xFFFF)
-        struct.pack_into("<H", machine.memory, AVAILABLE + 2, (machine.available + 1) & 0xFFFF)
+        machine.set_word(AVAILABLE + 4 + 2 * (machine.available % RING), 0xFFFF)
+        machine.set_word(AVAILABLE + 2, machine.available + 1)
 
     def loop(machine):
         struct.pack_into("<QIHH", machine.memory, 0, 0x3000, 16, 1, 0)
@@ -223,8 +223,8 @@ def hostile_machines():
         head_of(machine, 0)
 
     def head_of(machine, number):
-        struct.pack_into("<H", machine.memory, AVAILABLE + 4 + 2 * (machine.available % RING), number)
-        struct.pack_into("<H", machine.memory, AVAILABLE + 2, (machine.available + 1) & 0xFFFF)
+        machine.set_word(AVAILABLE + 4 + 2 * (machine.available % RING), number)
+        machine.set_word(AVAILABLE + 2, machine.available + 1)
 
     def noise(machine):
         machine.memory[: 0x3000] = os.urandom(0x3000)
