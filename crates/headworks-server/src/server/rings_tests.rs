@@ -239,6 +239,26 @@ fn limit_is_taken_before_a_request_is_answered() {
 }
 
 #[test]
+fn ring_without_room_for_pieces_goes_on_when_requests_are_answered() {
+    let folder = Folder::new("pieces");
+    let server = folder.serve(&["a=delay:all=5ms,of=mem:size=4M"], |_| {});
+    let mut machine = driver(&folder.path("a"), |options| {
+        (options.depth, options.pieces, options.is_indirect) = (128, 126, true);
+        options.buffer_bytes = 126 * 512;
+    });
+    let [queue] = machine.queues() else { panic!("one queue") };
+    for slot in 0..128 {
+        queue.put(slot, RequestOp::Read, 0, 126 * 512, 0);
+    }
+    queue.submit();
+    wait_for("all are answered", || {
+        queue.reap(|one| assert_eq!(one.status, 0));
+        queue.in_flight() == 0
+    });
+    end(server);
+}
+
+#[test]
 fn ring_stops_without_waiting_for_limits() {
     let folder = Folder::new("drain");
     let server = folder.serve(&["a=mem:size=4M,iops-write=1"], |_| {});
