@@ -429,11 +429,13 @@ fn requests_in_flight_are_kept_only_where_what_was_answered_is() {
         format!("{mode}=file:path={},cache={mode}", path.display())
     });
     let mut texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    texts.push("memory=mem:size=1M,cache=none");
+    let below = folder.path("cut.img");
+    let cut = format!("cut=powercut:seed=1,cache=none,of=file:path={},size=1M", below.display());
+    texts.extend(["memory=mem:size=1M,cache=none", &cut]);
     let server = folder.serve(&texts, |options| options.cache = 16 << 20);
-    for (name, outlives) in
-        [("none", true), ("writethrough", true), ("writeback", false), ("memory", false)]
-    {
+    let outlive = ["none", "writethrough"].map(|name| (name, true));
+    let die = ["writeback", "memory", "cut"].map(|name| (name, false));
+    for (name, outlives) in outlive.into_iter().chain(die) {
         assert_eq!(driver(&folder.path(name), |_| {}).has_in_flight(), outlives, "{name}");
     }
     end(server);

@@ -23,7 +23,7 @@ use crate::listen::{Address, Listener, dress_file};
 use crate::listener_set::{Acceptors, ListenerEntry, rules_for};
 use crate::messages::command::ShardCommand;
 use crate::rings::front_end::{FoundExport, FrontEndContext};
-use crate::spec::BaseDevice;
+use crate::spec::{BaseDevice, Wrapper};
 use headworks_control::{RpcFault, answers};
 
 /// Result of a reload of listeners, one sentence each.
@@ -216,14 +216,16 @@ impl LiveChanges {
         let find = move |name: &str| {
             let tree = tree.current();
             let node = tree.exports.iter().find(|node| node.shown_name() == name)?;
-            // A write that is answered is in the image, or in memory that the next process has. A device in memory dies with the process,
-            // and a remote one may end later what a dead process had asked.
+            // A write that is answered is in the image, or in memory that the next process has. A device or a wrapper in memory dies with the
+            // process, and a remote one may end later what a dead process had asked.
             let is_through = matches!(node.mode, WriteMode::None | WriteMode::Writethrough);
             let has_file = exports.lock().get(&node.id.0).is_some_and(|export| {
-                matches!(
-                    export.spec.spec.base,
+                let spec = &export.spec.spec;
+                let is_file = matches!(
+                    spec.base,
                     BaseDevice::File { .. } | BaseDevice::Overlay { .. } | BaseDevice::Image { .. }
-                )
+                );
+                is_file && !spec.wrappers.iter().any(Wrapper::holds_writes)
             });
             let outlives = has_file && (is_through || shards.keeper().memory().is_some());
             Some(FoundExport { id: node.id, home: node.home, outlives })
