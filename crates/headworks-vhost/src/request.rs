@@ -174,7 +174,7 @@ impl Parser {
             return Err("a request without a whole header");
         }
         let status = take_last(chain.writable()).ok_or("a request without a status byte")?;
-        let [kind, _] = [0, 4].map(|at| crate::wire::u32_at(&header, at));
+        let kind = crate::wire::u32_at(&header, 0);
         let sector = crate::wire::u64_at(&header, 8);
         let asked = match kind {
             0 => movement(RequestOp::Read, sector, chain.writable(), disk),
