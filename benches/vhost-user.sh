@@ -22,6 +22,8 @@ command -v qemu-storage-daemon >/dev/null || { echo "vhost-user: error: there is
 
 image=/dev/shm/headworks-vhost.img
 fill "$image" 256
+# Each server locks its own.
+fill "$image.qsd" 256
 
 qsd() { # NAME NODE-OPTIONS
     qemu-storage-daemon --object iothread,id=t0 --blockdev "$2,node-name=n" \
@@ -35,7 +37,7 @@ qsd() { # NAME NODE-OPTIONS
 start "$SCRATCH/sock" "$HEADWORKS" serve null=null:size=1G image="file:path=$image" -U "$SCRATCH/sock" --cache 0 \
     --vhost-user "null=$SCRATCH/ours-null.sock" --vhost-user "image=$SCRATCH/ours-image.sock"
 qsd null null-co,size=1073741824,read-zeroes=off
-qsd image "driver=file,filename=$image"
+qsd image "driver=file,filename=$image.qsd"
 
 measured() { # JOB SERVER DEVICE BENCH-OPTIONS...
     local job=$1 server=$2 uri="vhost-user+unix:///?socket=$SCRATCH/$2-$3.sock"
@@ -59,7 +61,7 @@ for round in $(seq "$rounds"); do
         measured sleep-1 $server null --rw randread --iodepth 1
         measured sleep-32 $server null --rw randread --iodepth 32
         measured tmpfs-read $server image --rw randread --iodepth 32
-        measured tmpfs-write $server image --rw randwrite --iodepth 32
+        measured tmpfs-write $server image --overwrite --rw randwrite --iodepth 32
     done
 done
 
