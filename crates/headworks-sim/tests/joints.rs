@@ -11,6 +11,8 @@ fn stop_beside_a_hung_device_flushes_the_others() {
     for seed in 0..20 {
         stops::run(seed).unwrap_or_else(|failure| panic!("{failure}"));
     }
+    // A write-out that had waited for a second before its device hung is overdue once that has been silent for a quarter of it.
+    stops::run(5_802_163_159_343).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]
