@@ -300,9 +300,9 @@ impl Memory {
         if stalled && taken + block > self.limits.stalled() {
             return false;
         }
-        let (first, kept) = self.kept_from(slot);
-        let free = self.limits.shared().saturating_sub(taken + kept);
         let Client { owner, held: noted, .. } = self.clients[slot as usize];
+        let (first, kept) = self.kept_from(slot, held.saturating_sub(noted.bytes) + block);
+        let free = self.limits.shared().saturating_sub(taken + kept);
         let Some((export, device)) = owner.filter(|_| block <= free) else {
             return block <= free && held + block <= free;
         };

@@ -102,7 +102,8 @@ impl PayloadWindows {
         marked.filter(|(_, payload)| payload.is_some()).map(|(slot, _)| slot as u32)
     }
 
-    /// The window of a connection of an export, which is counted.
+    /// The window of a connection of an export. A payload that begins counts from then on, so one that begins beside one other has the
+    /// window of a payload that is alone; it is shortened once both count.
     #[inline]
     pub fn window(&self, export: ExportId) -> u32 {
         if self.count <= 1 { WINDOW_MAX.min(self.most()) } else { self.share(export) }

@@ -331,6 +331,28 @@ fn first_waiter_gets_a_large_block_beside_small_ones() {
     }
 }
 
+/// The block of a first waiter whose export holds much is kept from no export that holds little; together those leave it room.
+#[test]
+fn first_waiter_of_an_export_that_holds_much_delays_no_export_that_holds_little() {
+    let mut bench = Bench::new(&[100; 4], &[0, 0, 1, 2, 3, 3]);
+    bench.set(0, 40 * MIB);
+    bench.set(2, 40 * MIB);
+    bench.wait(1, 32 * MIB);
+    assert_eq!(bench.wake(9), [], "80 of 112 MiB are taken");
+    assert_eq!(bench.memory.first().map(|(slot, _)| slot), Some(1));
+    assert!(!bench.may_take(2, MIB), "it holds as much");
+    assert!(bench.may_take(3, 2 * MIB) && bench.may_take(4, 16 * MIB));
+    assert!(!bench.may_take(4, 32 * MIB), "more than a part of half of the pool");
+    bench.wait(3, 2 * MIB);
+    assert_eq!(bench.wake(9), [3]);
+    bench.fill(3..6, MIB);
+    let others = bench.held[3..].iter().sum::<usize>() / MIB;
+    assert!((8..=28).contains(&others), "{others} MiB of two exports, a quarter of the half each");
+    bench.set(2, 0);
+    bench.set(0, 0);
+    assert_eq!(bench.wake(9), [1]);
+}
+
 #[test]
 fn stalled_waiter_goes_behind_others_and_a_full_device_is_never_first() {
     let mut bench = Bench::with_devices(&[100, 100], &[0, 0, 1, 1]);

@@ -10,7 +10,10 @@
 //! woken waiter will take counts as taken for those behind it, so no more are woken than can be given.
 //!
 //! The *first* waiter is the best of those that were not woken, unless its device holds as much as it may: its block counts as taken
-//! for all others until it has it. Otherwise small blocks might always be given before a large one can be.
+//! for all others until it has it. Otherwise small blocks might always be given before a large one can be. It does not count for an
+//! export that holds less for its weight than the first waiter's, and with the block no more than its part of half of what is
+//! shared: all of those together leave the other half. So an export whose clients hold much, of which one waits for a large block,
+//! does not delay requests of others that hold little.
 
 use std::cmp::Ordering;
 
@@ -145,13 +148,24 @@ impl Waiters {
 }
 
 impl Memory {
-    /// The first waiter and its block, which count for all connections but its own and those that were woken.
-    pub(super) fn kept_from(&self, slot: u32) -> (Option<u32>, usize) {
+    /// The first waiter and its block, which count for a connection that is to hold `more` bytes than were noted: for all connections but
+    /// its own, those that were woken, and those whose exports hold little.
+    pub(super) fn kept_from(&self, slot: u32, more: usize) -> (Option<u32>, usize) {
         let woken = self.clients[slot as usize].woken;
-        match self.waiters.first.filter(|first| first.slot != slot && !woken) {
+        let counts =
+            |first: &First| first.slot != slot && !woken && !self.passes(slot, first.slot, more);
+        match self.waiters.first.filter(counts) {
             Some(first) => (Some(first.slot), first.wanted.bytes()),
             None => (None, 0),
         }
+    }
+
+    /// Whether an export passes the first waiter with `more` bytes: it holds less for its weight, and then at most its part of half of
+    /// what is shared.
+    fn passes(&self, slot: u32, first: u32, more: usize) -> bool {
+        let Some((export, _)) = self.clients[slot as usize].owner else { return false };
+        let part = || self.bytes.quantum(export, self.limits.shared() / 2);
+        self.cmp_exports(slot, first) == Ordering::Less && self.held_by(export) + more <= part()
     }
 
     /// Adds a waiter, or keeps it in its place; returns whether it is new.

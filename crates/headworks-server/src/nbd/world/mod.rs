@@ -586,7 +586,9 @@ mod tests {
     use super::*;
 
     /// Worlds that find planted faults which the first hundred do not find.
-    const OTHERS: &[u64] = &[101, 134, 157, 230];
+    const OTHERS: &[u64] = &[101, 134, 157, 230, KEPT_FROM_LITTLE];
+    /// The block of a first waiter whose export held much was kept from a client whose export held nothing, for 25 ms.
+    const KEPT_FROM_LITTLE: u64 = 58_157_782_636_396;
 
     /// Known worlds, or those of `FRONT_SEED` and `FRONT_WORLDS`; `headworks-lab run front` runs others.
     #[test]

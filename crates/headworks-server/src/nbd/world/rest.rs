@@ -133,9 +133,10 @@ impl World {
         parties.push(line.export);
         parties.sort_unstable();
         parties.dedup();
-        // Its own may not count yet.
+        // Its own does not count before it has begun: beside one other, of whatever export, it begins as one that is alone.
         let window = match exports.len() {
             0 => quarter,
+            1 if !has_payload => quarter,
             _ if has_payload => quarter / parties.len() / (of_own + 1),
             _ => quarter / parties.len() / of_own.max(1),
         };
