@@ -9,14 +9,21 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, LazyLock};
 
 use headworks_vhost::wire::Message;
-use headworks_vhost::{Device, Disk, Offer, Outcome, Request, RequestOp, Session, Step};
+use headworks_vhost::{Device, Disk, Notifier, Offer, Outcome, Request, RequestOp, Session, Step};
 
 const MEMORY: u64 = 1 << 16;
 const DISK: u64 = 1 << 20;
 const POKE: u32 = 255;
 const MESSAGES_MAX: usize = 200;
+
+/// The notifier of all sessions: the end of one takes milliseconds.
+fn notifier() -> Arc<Notifier> {
+    static ALL: LazyLock<Arc<Notifier>> = LazyLock::new(|| Arc::new(Notifier::new()));
+    Arc::clone(&ALL)
+}
 
 /// A sealed file of a machine's memory.
 fn memory() -> File {
@@ -106,7 +113,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut data = data;
     let memory = memory();
     let disk = Disk::new(DISK);
-    let mut session = Session::new(Offer { disk, queues: 4, has_in_flight: true });
+    let mut session = Session::new(Offer { disk, queues: 4, has_in_flight: true }, notifier());
     let mut device = Device::new(disk);
     for _ in 0..MESSAGES_MAX {
         let Some(message) = message(&mut data, &memory) else { break };

@@ -9,11 +9,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, LazyLock};
 
 use headworks_vhost::wire::{
     InFlightDescription, Message, RegionDescription, RingAddresses, request as message,
 };
-use headworks_vhost::{Device, Disk, Offer, Outcome, Request, Session, Step};
+use headworks_vhost::{Device, Disk, Notifier, Offer, Outcome, Request, Session, Step};
 
 const MEMORY: u64 = 1 << 16;
 const DISK: u64 = 1 << 20;
@@ -22,6 +23,12 @@ const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x5000;
 const STEPS_MAX: usize = 300;
+
+/// The notifier of all sessions: the end of one takes milliseconds.
+fn notifier() -> Arc<Notifier> {
+    static ALL: LazyLock<Arc<Notifier>> = LazyLock::new(|| Arc::new(Notifier::new()));
+    Arc::clone(&ALL)
+}
 
 /// A file of a machine's memory or of an in-flight region.
 fn memory() -> File {
@@ -62,7 +69,7 @@ impl World {
     /// A new process that has started the ring; none if it refuses, as the in-flight region may be nonsense.
     fn start(&self) -> Option<Process> {
         let disk = Disk::new(DISK);
-        let session = Session::new(Offer { disk, queues: 1, has_in_flight: true });
+        let session = Session::new(Offer { disk, queues: 1, has_in_flight: true }, notifier());
         let mut process = Process { session, device: Device::new(disk), below: Vec::new() };
         let region = RegionDescription { guest: 0, size: MEMORY, user: USER, file_offset: 0 };
         let table = [&1_u64.to_le_bytes()[..], &region.bytes()].concat();

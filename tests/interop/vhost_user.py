@@ -7,7 +7,7 @@ import struct
 import subprocess
 import time
 
-from machine import AVAILABLE, BLOCK, DEPTH, DISCARD, FLUSH, ID, READ, RING, SET_MEM_TABLE, WRITE, ZERO, FrontEnd, Left, Machine
+from machine import AVAILABLE, BLOCK, DEPTH, DISCARD, FLUSH, ID, READ, RING, SET_MEM_TABLE, SET_OWNER, VRING_CALL, VRING_ERR, VRING_KICK, WRITE, ZERO, FrontEnd, Left, Machine
 from replaced import DIR, IMAGES, MIB, SERVER, Server, until
 from tap import case, done, same_bytes
 
@@ -249,6 +249,56 @@ def hostile_machines():
     assert machine.one(READ, 16)[1] == content(2)
     machine.leave()
     client.close()
+    server.stop()
+
+
+@case
+def full_counters():
+    """A monitor fills the counter of its machine's interrupts and makes it block: another client of the shard goes on, and so does the machine"""
+    server = serve("full", "--shards", "1", "--cache", "0")
+    client = server.client(b"full")
+    machine = Machine(disk("full"))
+    for number in range(1, 20):
+        # The server took it as one that does not block.
+        os.set_blocking(machine.call, False)
+        for step in (os.eventfd_read, lambda call: os.eventfd_write(call, 2**64 - 2)):
+            try:
+                step(machine.call)
+            except BlockingIOError:
+                pass
+        os.set_blocking(machine.call, True)
+        # Nothing takes the count: the machine looks at its ring alone.
+        machine.submit(0, WRITE, 8 * number, content(number))
+        until("the machine has its answer", lambda: [status for _, status, _ in machine.reap()] == [0])
+        client.write(BLOCK * 100, content(number))
+        same_bytes(client.read(BLOCK * number, BLOCK), content(number))
+    os.set_blocking(machine.call, False)
+    machine.leave()
+    client.close()
+    server.stop()
+
+
+@case
+def other_descriptors():
+    """What is no eventfd is refused with a sentence as a kick, call or error descriptor"""
+    server = serve("pipes", "--cache", "0")
+    for message in (VRING_KICK, VRING_CALL, VRING_ERR):
+        front = FrontEnd(disk("pipes"))
+        front.ask(SET_OWNER)
+        ends = os.pipe()
+        front.send(message, struct.pack("<Q", 0), [ends[1]])
+        for end in ends:
+            os.close(end)
+        try:
+            front.receive()
+            raise AssertionError("a pipe is taken")
+        except Left:
+            pass
+        front.socket.close()
+        until("the log says why", lambda: f"vhost-user message {message}: a descriptor of pipe:" in server.said())
+    machine = Machine(disk("pipes"))
+    assert machine.one(WRITE, 0, content(1))[0] == 0
+    machine.leave()
     server.stop()
 
 

@@ -13,17 +13,18 @@
 //! Invariants: requests in flight use one of at most two tables of memory; the answer to a change of memory comes when the old table
 //! has none left (V4). The answer to a stop comes when nothing of the ring is in flight.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::QUEUES_MAX;
 use crate::chain::Chain;
 use crate::config_space::Disk;
+use crate::event::{CallFd, EventFd};
 use crate::features::{self, Features};
 use crate::log::DirtyLog;
 use crate::memory::{GuestMemory, Span};
 use crate::request::{Outcome, Parser, Request, Ticket};
-use crate::ring::{CallFd, Phase, Ring, Shared, clear_kick};
+use crate::ring::{Phase, Ring, Shared, clear_kick};
 use crate::wire::RingAddresses;
 
 /// Most heads that a ring gives in a turn.
@@ -57,7 +58,7 @@ pub enum Order {
         /// Index of the ring.
         queue: u16,
         /// The eventfd; none: the ring is polled.
-        fd: Option<OwnedFd>,
+        fd: Option<EventFd>,
     },
     /// The descriptor by which the device notifies the driver is replaced.
     Call {
@@ -93,7 +94,7 @@ pub enum Order {
 pub struct Retired {
     memory: Option<Arc<GuestMemory>>,
     ring: Option<Box<Ring>>,
-    fd: Option<OwnedFd>,
+    fd: Option<EventFd>,
     call: Option<CallFd>,
     log: Option<Arc<DirtyLog>>,
 }

@@ -1,6 +1,6 @@
 //! Devices in one thread with the driver's queues: requests of each kind, notifications, stops, memory that changes, rings full of nonsense.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use headworks_core::prng::Prng;
@@ -268,6 +268,12 @@ fn turn_is_bounded_and_begins_with_another_ring() {
     assert_eq!(process.device.take(3, &mut out), 3, "no more than asked for");
 }
 
+/// An eventfd that does not block.
+fn event_fd() -> OwnedFd {
+    // SAFETY: the call takes no memory; the descriptor is new and belongs to nothing else.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
+}
+
 /// Takes the count of an eventfd.
 fn count_of(fd: i32) -> u64 {
     let mut count = 0_u64;
@@ -346,22 +352,20 @@ fn kick_descriptor_is_read_without_waiting_or_changing_its_mode() {
         assert_eq!(count_of(fd), 0, "the count was taken");
         libc::close(fd);
     }
-    // The front end's own mode of a call descriptor stays, too, and a full counter does not block the device.
-    // SAFETY: as above.
-    let call = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    let full = u64::MAX - 1;
+    // A call descriptor is given as one that does not block, and changed and filled then: the device does not wait.
+    let (call, full) = (event_fd(), u64::MAX - 1);
+    let copy = vec![copy_of(call.as_raw_fd())];
+    process.set(message::SET_VRING_CALL, 0_u64.to_le_bytes().to_vec(), copy);
+    count_of(call.as_raw_fd());
     // SAFETY: eight bytes of a value that lives until the call has returned.
-    unsafe { libc::write(call, (&raw const full).cast(), 8) };
-    process.set(message::SET_VRING_CALL, 0_u64.to_le_bytes().to_vec(), vec![copy_of(call)]);
-    let mut world = (machine, process, vec![0; SIZE]);
-    world.0.queues[0].put(0, RequestOp::Read, 0, 512, 0);
-    machine = world.0;
-    process = world.1;
+    unsafe {
+        libc::fcntl(call.as_raw_fd(), libc::F_SETFL, 0);
+        assert_eq!(libc::write(call.as_raw_fd(), (&raw const full).cast(), 8), 8);
+    }
+    machine.queues[0].put(0, RequestOp::Read, 0, 512, 0);
     machine.queues[0].submit();
-    process.turn(&mut world.2);
+    process.turn(&mut vec![0; SIZE]);
     assert_eq!(answers(&mut machine.queues[0]).len(), 1);
-    // SAFETY: as above.
-    unsafe { libc::close(call) };
 }
 
 static THREE: u64 = 3;
@@ -663,8 +667,12 @@ fn broken_rules_break_the_ring_and_signal_it() {
     ];
     for (name, break_rule) in rules {
         let (mut machine, mut process, mut disk) = started(small(4));
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        process.set(message::SET_VRING_ERR, 0_u64.to_le_bytes().to_vec(), vec![writer.into()]);
+        let signal = event_fd();
+        process.set(
+            message::SET_VRING_ERR,
+            0_u64.to_le_bytes().to_vec(),
+            vec![copy_of(signal.as_raw_fd())],
+        );
         machine.queues[0].put(0, RequestOp::Write, 0, 512, 0);
         machine.queues[0].submit();
         break_rule(&mut machine);
@@ -672,8 +680,7 @@ fn broken_rules_break_the_ring_and_signal_it() {
         let broken = process.broken().unwrap_or_else(|| panic!("{name} passes"));
         assert_eq!(broken.queue, Some(0), "{name}");
         assert!(broken.why.contains(name), "{name}: {}", broken.why);
-        let mut signal = [0; 8];
-        std::io::Read::read_exact(&mut reader, &mut signal).unwrap();
+        assert_eq!(count_of(signal.as_raw_fd()), 1, "{name}: it is signalled");
         assert_eq!(process.take(), 0, "{name}: it takes nothing any more");
         // What was in flight is counted out, and nothing is written.
         process.turn(&mut disk);

@@ -29,6 +29,7 @@ mod device;
 #[cfg(all(test, not(loom)))]
 mod device_tests;
 pub mod driver;
+mod event;
 mod fault;
 pub mod features;
 mod in_flight;
@@ -53,11 +54,12 @@ pub use config_space::{
     CONFIG_BYTES, Disk, SEGMENTS_MAX, WRITEBACK_AT, ZERO_SECTORS_MAX, ZERO_SEGMENTS_MAX,
 };
 pub use device::{Answer, BrokenRing, Device, HEADS_A_DEVICE, HEADS_A_RING, Order, Retired};
+pub use event::{CallFd, EventFd, Notifier};
 pub use in_flight::InFlightRegion;
 pub use log::DirtyLog;
 pub use memory::{GuestMemory, REGIONS_MAX, Span};
 pub use request::{Outcome, Request, RequestOp, Ticket};
-pub use ring::{CallFd, Ring};
+pub use ring::Ring;
 pub use session::{Offer, Session, Step};
 
 /// Most queues of a device.

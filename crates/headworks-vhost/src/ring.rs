@@ -12,12 +12,13 @@
 //! unless the ring breaks, after which nothing is written to guest memory (V2). With an in-flight region the stores of `in_flight`
 //! surround those of the ring in the order given there.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use crate::chain::{Chain, SPANS_MAX, Table};
 use crate::config_space::Disk;
 use crate::cut;
+use crate::event::{CallFd, EventFd};
 use crate::features::{self, Features};
 use crate::in_flight::{InFlightRegion, Track};
 use crate::log::DirtyLog;
@@ -174,40 +175,6 @@ pub(crate) enum Phase {
     Broken,
 }
 
-/// A notification to the front end.
-#[derive(Debug)]
-pub struct CallFd {
-    fd: OwnedFd,
-    /// The file is not in non-blocking mode, which is the front end's business: a write is tried only where there is room.
-    may_block: bool,
-}
-
-impl CallFd {
-    /// Takes a descriptor as it is; its mode is never changed, as the open file belongs to the front end, too.
-    #[must_use]
-    pub fn new(fd: OwnedFd) -> Self {
-        // SAFETY: the call takes no memory.
-        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-        Self { fd, may_block: flags < 0 || flags & libc::O_NONBLOCK == 0 }
-    }
-
-    fn signal(&self) {
-        let fd = self.fd.as_raw_fd();
-        if self.may_block {
-            let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-            // SAFETY: one structure, which lives until the call has returned.
-            if unsafe { libc::poll(&raw mut poll, 1, 0) } <= 0 {
-                // A counter at its end: the front end is notified already.
-                return;
-            }
-        }
-        // SAFETY: eight bytes of a constant. A failure is the front end's loss: it gave the descriptor.
-        unsafe { libc::write(fd, (&raw const ONE).cast(), 8) };
-    }
-}
-
-static ONE: u64 = 1;
-
 /// What a control thread knows of a ring when it starts.
 #[derive(Debug)]
 pub(crate) struct RingStart {
@@ -216,7 +183,7 @@ pub(crate) struct RingStart {
     pub(crate) base: u16,
     pub(crate) addresses: RingAddresses,
     pub(crate) is_enabled: bool,
-    pub(crate) kick: Option<OwnedFd>,
+    pub(crate) kick: Option<EventFd>,
     pub(crate) call: Option<CallFd>,
     pub(crate) error: Option<CallFd>,
 }
@@ -243,7 +210,7 @@ pub struct Ring {
     // The store had no room for a request; it waits for a completion.
     is_full: bool,
     is_quieted: bool,
-    kick: Option<OwnedFd>,
+    kick: Option<EventFd>,
     call: Option<CallFd>,
     error: Option<CallFd>,
 }
@@ -359,7 +326,7 @@ impl Ring {
     }
 
     /// The ring has drained: the kick descriptor is not watched any more.
-    pub(crate) fn on_stopped(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn on_stopped(&mut self) -> Option<EventFd> {
         self.phase = Phase::Stopped;
         self.kick.take()
     }
@@ -387,7 +354,7 @@ impl Ring {
         std::mem::replace(&mut self.error, error)
     }
 
-    pub(crate) fn replace_kick(&mut self, kick: Option<OwnedFd>) -> Option<OwnedFd> {
+    pub(crate) fn replace_kick(&mut self, kick: Option<EventFd>) -> Option<EventFd> {
         std::mem::replace(&mut self.kick, kick)
     }
 

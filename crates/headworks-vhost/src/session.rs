@@ -21,11 +21,12 @@ use std::sync::Arc;
 
 use crate::config_space::{CONFIG_BYTES, Disk, SEGMENTS_MAX, WRITEBACK_AT};
 use crate::device::{Answer, Order};
+use crate::event::{CallFd, EventFd, Notifier};
 use crate::features::{self, Features, protocol};
 use crate::in_flight::InFlightRegion;
 use crate::log::DirtyLog;
 use crate::memory::{GuestMemory, REGIONS_MAX};
-use crate::ring::{CallFd, Ring, RingStart};
+use crate::ring::{Ring, RingStart};
 use crate::wire::request as message;
 use crate::wire::{
     ADDRESSES_BYTES, BACKEND_CONFIG_CHANGE, InFlightDescription, Message, RegionDescription,
@@ -68,8 +69,8 @@ struct RingConfig {
     addresses: Option<RingAddresses>,
     is_enabled: bool,
     is_started: bool,
-    call: Option<OwnedFd>,
-    error: Option<OwnedFd>,
+    call: Option<CallFd>,
+    error: Option<CallFd>,
 }
 
 /// What the answer to the outstanding order becomes.
@@ -94,6 +95,7 @@ enum Effect {
 #[derive(Debug)]
 pub struct Session {
     offer: Offer,
+    notifier: Arc<Notifier>,
     features: Option<u64>,
     protocol: u64,
     memory: Arc<GuestMemory>,
@@ -108,15 +110,16 @@ pub struct Session {
 type Refused = String;
 
 impl Session {
-    /// The session of a new connection.
+    /// The session of a new connection, whose front end is signalled by `notifier`.
     ///
     /// # Panics
     /// If the offer has no queue or too many.
     #[must_use]
-    pub fn new(offer: Offer) -> Self {
+    pub fn new(offer: Offer, notifier: Arc<Notifier>) -> Self {
         assert!((1..=QUEUES_MAX).contains(&offer.queues), "1 to 64 queues");
         Self {
             offer,
+            notifier,
             features: None,
             protocol: 0,
             memory: Arc::default(),
@@ -434,14 +437,16 @@ impl Session {
         &self,
         body: &[u8],
         fds: Vec<OwnedFd>,
-    ) -> Result<(usize, Option<OwnedFd>), Refused> {
+    ) -> Result<(usize, Option<EventFd>), Refused> {
         let value = integer(body)?;
         if value & !(NO_FD | 0xff) != 0 {
             return Err(format!("a ring named {value:#x}"));
         }
         let queue = self.queue(value & 0xff)?;
-        let fd = if value & NO_FD != 0 && fds.is_empty() { None } else { Some(one_fd(fds)?) };
-        Ok((queue, fd))
+        if value & NO_FD != 0 && fds.is_empty() {
+            return Ok((queue, None));
+        }
+        Ok((queue, Some(EventFd::check(one_fd(fds)?)?)))
     }
 
     fn set_kick(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done, Refused> {
@@ -466,8 +471,8 @@ impl Session {
             addresses,
             is_enabled: ring.is_enabled,
             kick,
-            call: ring.call.take().map(CallFd::new),
-            error: ring.error.take().map(CallFd::new),
+            call: ring.call.take(),
+            error: ring.error.take(),
         };
         let started = Ring::new(start, &self.memory, self.in_flight.as_ref())?;
         Ok(Done::Order(Order::Start(Box::new(started)), Effect::Started(queue)))
@@ -475,10 +480,10 @@ impl Session {
 
     fn set_call(&mut self, body: &[u8], fds: Vec<OwnedFd>, is_call: bool) -> Result<Done, Refused> {
         let (queue, fd) = self.queue_and_fd(body, fds)?;
+        let fd = fd.map(|fd| CallFd::new(fd, Arc::clone(&self.notifier)));
         let ring = &mut self.rings[queue];
         let number = queue as u16;
         if ring.is_started {
-            let fd = fd.map(CallFd::new);
             let order = match is_call {
                 true => Order::Call { queue: number, fd },
                 false => Order::Error { queue: number, fd },

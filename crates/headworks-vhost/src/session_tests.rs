@@ -10,7 +10,9 @@ use std::time::Duration;
 use crate::driver::{Driver, DriverOptions, Waiting};
 use crate::features;
 use crate::in_flight::sealed_file;
-use crate::testing::{Machine, Process, Told, copy_of, is_hung_up, pair, small};
+use crate::testing::{
+    FEATURES, Machine, Process, Told, copy_of, is_hung_up, notifier, pair, small,
+};
 use crate::wire::request as message;
 use crate::wire::{BODY_MAX, Header, InFlightDescription, Message, RegionDescription, u32_at};
 use crate::{Channel, Device, Disk, Offer, Received, RequestOp, Session, Step};
@@ -107,6 +109,32 @@ fn wrong_messages_are_refused_and_change_nothing() {
 }
 
 #[test]
+fn descriptor_that_is_no_eventfd_is_refused_in_each_state_of_a_ring() {
+    let mut machine = Machine::new(small(1), FEATURES);
+    let mut process = Process::new(Disk::new(SIZE), 1, true);
+    let messages = [message::SET_VRING_KICK, message::SET_VRING_CALL, message::SET_VRING_ERR];
+    for is_started in [false, true] {
+        if is_started {
+            machine.connect(&mut process);
+        } else {
+            process.negotiate(machine.options.without);
+        }
+        for request in messages {
+            let (reader, writer) = watched();
+            let told = process.tell(request, 0_u64.to_le_bytes().to_vec(), vec![writer]);
+            assert!(is_refused(&told), "message {request}: {told:?}");
+            assert!(is_hung_up(&reader), "message {request}");
+        }
+    }
+    let (_reader, writer) = watched();
+    let body = 0_u64.to_le_bytes().to_vec();
+    let message = Message::request(message::SET_VRING_CALL, body, vec![writer], false);
+    let sentence = process.session.on_message(message).unwrap_err();
+    assert!(sentence.starts_with("vhost-user message 13: a descriptor of pipe:"), "{sentence}");
+    assert!(sentence.ends_with("not an eventfd"), "{sentence}");
+}
+
+#[test]
 fn refusal_without_acknowledgement_ends_the_connection() {
     let mut process = process();
     let message = Message::request(message::SET_VRING_NUM, pair(0, 3), vec![], false);
@@ -120,7 +148,7 @@ fn refusal_without_acknowledgement_ends_the_connection() {
 #[test]
 fn acknowledgement_needs_the_protocol_feature() {
     let mut session =
-        Session::new(Offer { disk: Disk::new(SIZE), queues: 1, has_in_flight: false });
+        Session::new(Offer { disk: Disk::new(SIZE), queues: 1, has_in_flight: false }, notifier());
     let message = Message::request(message::SET_OWNER, vec![], vec![], true);
     assert!(matches!(session.on_message(message), Ok(Step::Done)));
 }

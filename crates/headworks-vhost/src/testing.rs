@@ -4,14 +4,22 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::driver::memory::DriverMemory;
 use crate::driver::{DriverOptions, Queue};
 use crate::features::{self, protocol};
 use crate::wire::request as message;
 use crate::wire::{InFlightDescription, Message};
-use crate::{BrokenRing, Device, Disk, Offer, Outcome, Request, RequestOp, Session, Step, Ticket};
+use crate::{
+    BrokenRing, Device, Disk, Notifier, Offer, Outcome, Request, RequestOp, Session, Step, Ticket,
+};
+
+/// The notifier of all tests of this process: the end of one takes milliseconds.
+pub(crate) fn notifier() -> Arc<Notifier> {
+    static ALL: LazyLock<Arc<Notifier>> = LazyLock::new(|| Arc::new(Notifier::new()));
+    Arc::clone(&ALL)
+}
 
 /// A copy of a descriptor that somebody else keeps.
 pub(crate) fn copy_of(fd: RawFd) -> OwnedFd {
@@ -53,7 +61,7 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn new(disk: Disk, queues: u16, has_in_flight: bool) -> Self {
         Self {
-            session: Session::new(Offer { disk, queues, has_in_flight }),
+            session: Session::new(Offer { disk, queues, has_in_flight }, notifier()),
             device: Device::new(disk),
             below: VecDeque::new(),
             scratch: Vec::new(),

@@ -4,11 +4,14 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use headworks_vhost::driver::{Driver, DriverOptions, Waiting};
-use headworks_vhost::{Channel, Device, Disk, Offer, Outcome, Received, RequestOp, Session, Step};
+use headworks_vhost::{
+    Channel, Device, Disk, Notifier, Offer, Outcome, Received, RequestOp, Session, Step,
+};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -41,7 +44,8 @@ fn connected(options: DriverOptions) -> (Driver, Device) {
     let (socket, _) = listener.accept().unwrap();
     let mut channel = Channel::new(socket);
     let disk = Disk::new(1 << 30);
-    let mut session = Session::new(Offer { disk, queues: 2, has_in_flight: true });
+    let mut session =
+        Session::new(Offer { disk, queues: 2, has_in_flight: true }, Arc::new(Notifier::new()));
     let mut device = Device::new(disk);
     while !driver.is_finished() {
         let Ok(Received::Message(message)) = channel.receive() else {

@@ -31,7 +31,7 @@ use crate::nbd::connection::ConnectionLimits;
 use crate::shared::ServerShared;
 use headworks_nbd::TransmissionFlags;
 use headworks_vhost::wire::Message;
-use headworks_vhost::{Answer, Channel, Disk, Offer, Order, Received, Session, Step};
+use headworks_vhost::{Answer, Channel, Disk, Notifier, Offer, Order, Received, Session, Step};
 
 /// Front ends that wait for the present one to end: one that starts again may be faster than the end of its connection is noticed.
 const WAITING_MAX: usize = 4;
@@ -86,7 +86,17 @@ pub fn start(
     export: &str,
 ) -> io::Result<SyncSender<OwnedFd>> {
     let (sender, sockets) = sync_channel(WAITING_MAX);
-    let server = FrontEndServer { context, listener, export: export.to_owned(), last: None };
+    // Before the first front end, which could use up what the kernel has.
+    let notifier = Arc::new(Notifier::new());
+    if let Some(error) = notifier.fallback() {
+        warn!(
+            listener = &*listener,
+            "notifications are writes, as the kernel gives no asynchronous I/O ({error}): a hostile front end can hold up its shard; \
+             raise fs.aio-max-nr, or allow io_setup and io_submit"
+        );
+    }
+    let server =
+        FrontEndServer { context, listener, export: export.to_owned(), notifier, last: None };
     let thread = std::thread::Builder::new().name("headworks-vhost".into());
     thread.spawn(move || server.run(&sockets))?;
     Ok(sender)
@@ -99,6 +109,8 @@ struct FrontEndServer {
     context: FrontEndContext,
     listener: Arc<str>,
     export: String,
+    /// What notifies the machines of its front ends.
+    notifier: Arc<Notifier>,
     /// The last failure that was logged.
     last: Option<(Instant, String)>,
 }
@@ -149,7 +161,7 @@ impl FrontEndServer {
         let offer = Offer { disk, queues, has_in_flight: export.outlives };
         let mut front = FrontEnd {
             channel: Channel::new(stream),
-            session: Session::new(offer),
+            session: Session::new(offer, Arc::clone(&self.notifier)),
             listening,
             shared: &self.context.shared,
             home: export.home,
