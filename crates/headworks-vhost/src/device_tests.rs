@@ -526,15 +526,10 @@ fn truncated_memory_ends_its_device_alone() {
     let (mut machine, mut process, mut disk) = started(small(1));
     let (mut other_machine, mut other, _) = started(small(1));
     // The same memory again from a file that is not sealed.
-    let path = std::env::temp_dir().join(format!("headworks-vhost-{}", std::process::id()));
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&path)
-        .unwrap();
-    std::fs::remove_file(&path).unwrap();
+    // SAFETY: the name is a C string; the descriptor is new and belongs to nothing else.
+    let file = unsafe {
+        std::fs::File::from_raw_fd(libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_CLOEXEC))
+    };
     let whole = machine.memory.description();
     file.set_len(whole.size).unwrap();
     let mut body = 1_u64.to_le_bytes().to_vec();

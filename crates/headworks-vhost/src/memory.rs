@@ -11,7 +11,7 @@
 //!
 //! Invariants: regions are sorted by guest physical address and do not overlap, in neither kind of address; no sum of an address and a
 //! length of a region overflows; a region's file was as long as the region when it was mapped. A file that is not sealed against
-//! shrinking is guarded, see `fault`.
+//! shrinking is guarded, see `fault`; one whose pages another process provides is refused.
 
 use std::fs::File;
 use std::io;
@@ -88,13 +88,14 @@ unsafe impl Send for SharedMapping {}
 unsafe impl Sync for SharedMapping {}
 
 impl SharedMapping {
-    /// Maps `len` bytes of `file` from its beginning, shared, readable and writable, and guards them unless the file cannot shrink.
+    /// Maps `len` bytes of `file` from its beginning, shared, readable and writable, and guards them unless the file cannot shrink. Its
+    /// pages are this kernel's to provide, see `page_of`.
     pub(crate) fn new(file: &File, len: u64) -> io::Result<Self> {
+        let page = page_of(file)?;
         let is_short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file is too short");
         if len == 0 || file.metadata()?.len() < len {
             return Err(is_short());
         }
-        let page = page_of(file)?;
         let len = len.checked_next_multiple_of(page).and_then(|len| usize::try_from(len).ok());
         let len = len.filter(|len| isize::try_from(*len).is_ok()).ok_or_else(is_short)?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -137,7 +138,22 @@ impl Drop for SharedMapping {
     }
 }
 
-/// The unit of a mapping of this file: huge pages are whole.
+/// File systems whose pages come from memory or from a disk of this kernel. Those of FUSE, of networks and of layers over any of them come
+/// from another process, which could withhold them: a shard that touches such a page would wait for it.
+const OWN_FILE_SYSTEMS: [u64; 9] = [
+    0x0102_1994, // tmpfs, memfd
+    0x9584_58f6, // hugetlbfs
+    0x8584_58f6, // ramfs
+    0xef53,      // ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0xca45_1a4e, // bcachefs
+];
+const HUGETLBFS: u64 = OWN_FILE_SYSTEMS[1];
+
+/// The unit of a mapping of this file: huge pages are whole. A file that another process may keep from being read is refused.
 fn page_of(file: &File) -> io::Result<u64> {
     // SAFETY: the structure lives until the call has returned; all zeros is a valid value of it.
     let (result, about) = unsafe {
@@ -147,7 +163,14 @@ fn page_of(file: &File) -> io::Result<u64> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    let is_huge = about.f_type == libc::HUGETLBFS_MAGIC;
+    // 32 bits of a type that has a sign on some machines.
+    let kind = about.f_type as u64 & 0xffff_ffff;
+    if !OWN_FILE_SYSTEMS.contains(&kind) {
+        return Err(io::Error::other(format!(
+            "its file system (type {kind:#x}) may withhold pages; a memfd, /dev/shm or huge pages would do"
+        )));
+    }
+    let is_huge = kind == HUGETLBFS;
     Ok(if is_huge { u64::try_from(about.f_bsize).unwrap_or(4096).max(4096) } else { 4096 })
 }
 

@@ -135,6 +135,36 @@ fn descriptor_that_is_no_eventfd_is_refused_in_each_state_of_a_ring() {
 }
 
 #[test]
+fn memory_that_another_process_may_withhold_is_refused() {
+    let in_flight = InFlightDescription { size: 4096, offset: 0, queues: 1, queue_size: 64 };
+    let table = region(0, 4096, 0)[8..].to_vec();
+    let cases = [
+        (message::ADD_MEM_REG, region(0, 4096, 0), "a memory region"),
+        (message::SET_MEM_TABLE, [&1_u64.to_le_bytes()[..], &table].concat(), "a memory region"),
+        (message::SET_INFLIGHT_FD, in_flight.bytes(), "the in-flight region"),
+        (
+            message::SET_LOG_BASE,
+            [8_u64.to_le_bytes(), 0_u64.to_le_bytes()].concat(),
+            "the migration log",
+        ),
+    ];
+    for (request, body, what) in cases {
+        let mut process = process();
+        // A file of a file system that is none of memory and disks.
+        let file = std::fs::File::open("/proc/self/stat").unwrap();
+        let message = Message::request(request, body, vec![file.into()], false);
+        let sentence = process.session.on_message(message).unwrap_err();
+        assert_eq!(
+            sentence,
+            format!(
+                "vhost-user message {request}: cannot map {what}: its file system (type 0x9fa0) may withhold pages; a memfd, /dev/shm or \
+                 huge pages would do"
+            )
+        );
+    }
+}
+
+#[test]
 fn refusal_without_acknowledgement_ends_the_connection() {
     let mut process = process();
     let message = Message::request(message::SET_VRING_NUM, pair(0, 3), vec![], false);
