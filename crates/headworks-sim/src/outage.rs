@@ -185,25 +185,29 @@ mod tests {
     /// Bios that waited for leased tags were unanswered for up to 2.4 time-outs; the healthy device had 0.83 of its rate.
     #[test]
     fn device_that_is_sent_further_commands_delays_no_bio_and_no_other_device() {
-        for (shards, seed) in [(4, 217), (4, 230), (4, 1023), (1, 227), (1, 217), (1, 256)] {
+        // The rate is compared in two of them: it takes nine worlds.
+        for (shards, seed) in [(4, 217), (1, 256)] {
             let outcome = run(seed, shards, true, OutageKind::Silent);
+            outcome.unwrap_or_else(|failure| panic!("{shards} {seed}: {failure}"));
+        }
+        for (shards, seed) in [(4, 230), (4, 1023), (1, 227), (1, 217)] {
+            let outcome = world::run(scenario(seed, shards, true, Some(OutageKind::Silent)));
             outcome.unwrap_or_else(|failure| panic!("{shards} {seed}: {failure}"));
         }
     }
 
     #[test]
     fn outage_delays_no_bio_for_long_and_no_other_device() {
-        for shards in [1, 2, 4] {
-            for cached in [false, true] {
-                for kind in [OutageKind::Silent, OutageKind::Refusing] {
-                    let seed = 7 + u64::from(shards);
-                    let outcome = run(seed, shards, cached, kind)
-                        .unwrap_or_else(|failure| panic!("{shards} {cached} {kind:?}: {failure}"));
-                    let stuck = outcome.coverage.count(Point::NoticeStuck);
-                    let live = outcome.coverage.count(Point::NoticeLive);
-                    assert!(stuck > 0 && live > 0, "{shards} {cached} {kind:?}: {stuck} {live}");
-                }
-            }
+        let kinds = [OutageKind::Silent, OutageKind::Refusing];
+        // Each kind with each number of shards, and with a cache and without.
+        let worlds = [1, 2, 4].into_iter().flat_map(|shards| kinds.map(|kind| (shards, kind)));
+        for (at, (shards, kind)) in worlds.enumerate() {
+            let cached = matches!(at, 0 | 3 | 4);
+            let outcome = run(7 + u64::from(shards), shards, cached, kind)
+                .unwrap_or_else(|failure| panic!("{shards} {cached} {kind:?}: {failure}"));
+            let stuck = outcome.coverage.count(Point::NoticeStuck);
+            let live = outcome.coverage.count(Point::NoticeLive);
+            assert!(stuck > 0 && live > 0, "{shards} {cached} {kind:?}: {stuck} {live}");
         }
     }
 }

@@ -12,8 +12,8 @@ use headworks_sim::world::{Prepare, run_prepared};
 
 /// Number of worlds in which a defect must be detected.
 const WORLDS: u64 = 60;
-/// The same for a defect that needs a connection that has not seen an error: the first of these finds it.
-const WORLDS_RARE: RangeInclusive<u64> = 505..=2_000;
+/// The same for a defect that needs a connection that has not seen an error.
+const WORLDS_RARE: RangeInclusive<u64> = 585..=2_000;
 const SOUND: Prepare = |_, _, _| {};
 const READ_NEWEST: &str = "a completed write is seen by every later read";
 

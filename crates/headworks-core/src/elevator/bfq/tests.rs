@@ -727,7 +727,7 @@ fn edits_of_tenants_under_load_keep_the_invariants() {
             .collect();
         let mut world = World::new(options, &clients);
         let mut tenant_of = [TenantId::NONE; 6];
-        for edit in 0..25_000 {
+        for edit in 0..8_000 {
             let export = prng.below(6) as u16;
             let weight = prng.between(1, 10_000) as u16;
             match prng.below(4) {

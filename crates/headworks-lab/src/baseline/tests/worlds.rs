@@ -28,7 +28,7 @@ const PREPARE: Prepare = |shard: &mut Shard, scenario: &Scenario, _: ShardId| {
 
 #[test]
 fn worlds_with_old_tag_policies_break_no_rule() {
-    let worlds = if cfg!(debug_assertions) { 20 } else { 1_000 };
+    let worlds = if cfg!(debug_assertions) { 8 } else { 1_000 };
     for seed in 1..=worlds {
         if let Err(failure) = run_prepared(Scenario::draw(seed, None), PREPARE) {
             panic!("seed {seed}: {failure}");
@@ -38,7 +38,7 @@ fn worlds_with_old_tag_policies_break_no_rule() {
 
 #[test]
 fn power_cuts_with_old_tag_policies_lose_nothing() {
-    let worlds = if cfg!(debug_assertions) { 10 } else { 500 };
+    let worlds = if cfg!(debug_assertions) { 5 } else { 500 };
     for seed in 1..=worlds {
         if let Err(failure) = run_prepared(Scenario::draw_crash(seed, None, false), PREPARE) {
             panic!("seed {seed}: {failure}");
