@@ -52,7 +52,7 @@ impl Directory {
     ) -> io::Result<Self> {
         let (mount, channel) = access.mount(path, name)?;
         let recording = Arc::clone(recording);
-        let answerer = Answerer { recording, disk, listings: HashMap::new(), next: 1 };
+        let answerer = Answerer::new(recording, disk, AnswerOptions::default());
         std::thread::Builder::new()
             .name("crash-directory".into())
             .spawn(move || serve(&channel, answerer))?;
@@ -78,7 +78,8 @@ fn serve(channel: &Channel, mut answerer: Answerer) {
     }
 }
 
-fn now() -> Time {
+/// The time of the machine, for files.
+pub(crate) fn now() -> Time {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
@@ -90,17 +91,38 @@ struct Listed {
     name: Box<[u8]>,
 }
 
+/// How the kernel works with a mount.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AnswerOptions {
+    /// It keeps no bytes of files.
+    pub uncached: bool,
+    /// More flags of `init`.
+    pub init_flags: u32,
+}
+
 /// The file system of a mount: answers requests one by one.
-struct Answerer {
+pub(crate) struct Answerer {
     recording: SharedRecording,
     disk: usize,
+    options: AnswerOptions,
     listings: HashMap<u64, Vec<Listed>>,
     next: u64,
 }
 
 impl Answerer {
+    pub fn new(recording: SharedRecording, disk: usize, options: AnswerOptions) -> Self {
+        Self { recording, disk, options, listings: HashMap::new(), next: 1 }
+    }
+
+    fn opened(&self, reply: &mut Reply) {
+        match self.options.uncached {
+            true => reply.open_uncached(0),
+            false => reply.open(0),
+        }
+    }
+
     /// Answers a request; false if it has no answer.
-    fn answer(&mut self, request: &Request<'_>, now: Time, reply: &mut Reply) -> bool {
+    pub fn answer(&mut self, request: &Request<'_>, now: Time, reply: &mut Reply) -> bool {
         reply.begin(request.unique);
         match &request.operation {
             Operation::Forget { count } => {
@@ -121,7 +143,8 @@ impl Answerer {
         true
     }
 
-    fn carry_out(
+    /// Carries a request out that has an answer, which `reply` has been begun for.
+    pub fn carry_out(
         &mut self,
         request: &Request<'_>,
         now: Time,
@@ -139,7 +162,9 @@ impl Answerer {
             device,
         };
         match request.operation {
-            Operation::Init { readahead, .. } => reply.init(readahead),
+            Operation::Init { readahead, .. } => {
+                reply.init(readahead, self.options.init_flags);
+            }
             Operation::Lookup { name } => {
                 let found = recording.tree(disk).lookup(node, name)?;
                 entry(&mut recording, disk, found, reply)?;
@@ -171,7 +196,7 @@ impl Answerer {
                 let new = new(libc::S_IFREG | mode & 0o7777, b"", 0);
                 let made = recording.make(disk, node, name, new, now)?;
                 entry(&mut recording, disk, made, reply)?;
-                reply.open(0);
+                self.opened(reply);
             }
             Operation::Unlink { name } => recording.remove(disk, node, name, false, now)?,
             Operation::RemoveDirectory { name } => recording.remove(disk, node, name, true, now)?,
@@ -188,7 +213,7 @@ impl Answerer {
             }
             Operation::Open { .. } => {
                 recording.tree(disk).node(node)?;
-                reply.open(0);
+                self.opened(reply);
             }
             Operation::Read { offset, size } => {
                 let content = recording.tree(disk).content(node)?;
@@ -317,12 +342,7 @@ mod tests {
         let mut recording = recording();
         recording.listen(move || printed.try_recv().ok());
         let recording = Arc::new(Mutex::new(recording));
-        let mut answerer = Answerer {
-            recording: Arc::clone(&recording),
-            disk: 0,
-            listings: HashMap::new(),
-            next: 1,
-        };
+        let mut answerer = Answerer::new(Arc::clone(&recording), 0, AnswerOptions::default());
         let mut reply = Reply::default();
         let mut ask = |operation: Operation<'_>| {
             let request = Request { unique: 1, node: ROOT, uid: 0, gid: 0, operation };

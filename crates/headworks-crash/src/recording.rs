@@ -11,7 +11,7 @@ use headworks_fuse::{AttributeChange, Time};
 
 use crate::content::PAGE;
 use crate::file::RecordWriter;
-use crate::record::{Action, Change, Record};
+use crate::record::{Action, Change, Disk, Record};
 use crate::tree::{Errno, NODES_MAX, NewNode, ROOT, Tree};
 
 /// Bytes of a line that are kept.
@@ -79,6 +79,8 @@ pub struct Recording {
     record: Record,
     limits: Limits,
     weight: u64,
+    /// Whether steps are kept at all.
+    records: bool,
     overflowed: bool,
     closed: bool,
     writer: Option<RecordWriter>,
@@ -99,12 +101,22 @@ impl Recording {
             record,
             limits,
             weight: 0,
+            records: true,
             overflowed: false,
             closed: false,
             writer: None,
             failed: None,
             lines: None,
         }
+    }
+
+    /// A file system of at most `size` bytes that begins with a tree and records nothing.
+    #[must_use]
+    pub fn unrecorded(tree: Tree, size: u64) -> Self {
+        let disk = Disk { name: "dir".into(), keeps_all: true };
+        let limits = Limits { size, ..Limits::default() };
+        let recording = Self::new(Record::new(vec![disk], vec![tree]), limits);
+        Self { records: false, ..recording }
     }
 
     /// Makes all that there is durable, and forgets how it came to be. Steps from now on also go to the writer that `open` makes.
@@ -414,6 +426,9 @@ impl Recording {
     fn push(&mut self, disk: usize, action: Action) -> Done {
         if self.closed {
             return Err(libc::EIO);
+        }
+        if !self.records {
+            return Ok(());
         }
         self.weight += action.weight();
         if self.weight + (2 << 20) > self.limits.record {

@@ -19,9 +19,9 @@ mod reply;
 mod wire;
 
 pub use access::{Access, NoAccess};
-pub use channel::Channel;
+pub use channel::{Channel, Received};
 pub use mount::{Mount, Way, remove_stale};
-pub use reply::{Attributes, Entries, FileSystemSize, Reply};
+pub use reply::{ASYNC_DIRECT_IO, Attributes, Entries, FileSystemSize, Reply};
 pub use wire::{
     AttributeChange, Forgets, Malformed, NAME_MAX, Operation, Request, Time, WRITE_MAX, parse,
 };

@@ -12,8 +12,14 @@ const VERSION: [u32; 2] = [7, 31];
 const PAGES_MAX: u16 = (WRITE_MAX / 4096) as u16;
 /// Flags of `init`: ASYNC_READ, BIG_WRITES, MAX_PAGES.
 const INIT_FLAGS: u32 = 1 | 1 << 5 | 1 << 22;
-/// FOPEN_KEEP_CACHE and FOPEN_NOFLUSH: no other process changes the file, and closing it promises nothing.
-const OPEN_FLAGS: u32 = 1 << 1 | 1 << 5;
+/// A flag for [`Reply::init`]: the kernel sends direct I/O of one file in parallel.
+pub const ASYNC_DIRECT_IO: u32 = 1 << 15;
+/// FOPEN_NOFLUSH: closing a file promises nothing.
+const NO_FLUSH: u32 = 1 << 5;
+/// FOPEN_KEEP_CACHE: no other process changes the file.
+const KEEP_CACHE: u32 = 1 << 1;
+/// FOPEN_DIRECT_IO: every read and write reaches the file system.
+const UNCACHED: u32 = 1;
 /// Seconds that the kernel may keep names and attributes: it is the only one that changes them.
 const KEPT_SECONDS: u64 = 3600;
 
@@ -81,9 +87,9 @@ impl Reply {
         self.bytes[4..8].copy_from_slice(&(-errno.abs()).to_le_bytes());
     }
 
-    /// Answers `init`: the version, limits and flags.
-    pub fn init(&mut self, readahead: u32) {
-        for word in [VERSION[0], VERSION[1], readahead, INIT_FLAGS] {
+    /// Answers `init`: the version, limits and flags, those of `more` included.
+    pub fn init(&mut self, readahead: u32, more: u32) {
+        for word in [VERSION[0], VERSION[1], readahead, INIT_FLAGS | more] {
             self.u32(word);
         }
         // Requests in the background, and from how many on the device counts as congested.
@@ -112,7 +118,14 @@ impl Reply {
     /// Answers an open, with a handle; behind `entry` it answers a create.
     pub fn open(&mut self, handle: u64) {
         self.u64(handle);
-        self.u32(OPEN_FLAGS);
+        self.u32(KEEP_CACHE | NO_FLUSH);
+        self.u32(0);
+    }
+
+    /// Answers like `open`; the kernel keeps no bytes of the file.
+    pub fn open_uncached(&mut self, handle: u64) {
+        self.u64(handle);
+        self.u32(UNCACHED | NO_FLUSH);
         self.u32(0);
     }
 
@@ -223,7 +236,7 @@ mod tests {
             assert_eq!(bytes[8..16], 5u64.to_le_bytes());
             bytes.len() - HEAD
         };
-        assert_eq!(length(|reply| reply.init(0)), 64);
+        assert_eq!(length(|reply| reply.init(0, 0)), 64);
         assert_eq!(length(|reply| reply.entry(&Attributes::default())), 128);
         assert_eq!(length(|reply| reply.attributes(&Attributes::default())), 104);
         assert_eq!(length(|reply| reply.open(1)), 16);
