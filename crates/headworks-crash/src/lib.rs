@@ -51,6 +51,7 @@ mod record;
 mod recording;
 mod replay;
 mod shrink;
+mod slow;
 mod state;
 #[cfg(test)]
 mod testing;
@@ -69,5 +70,9 @@ pub use record::{Action, Change, Counts, Disk, Record};
 pub use recording::{ImageChange, Limits, Recording};
 pub use replay::Replay;
 pub use shrink::shrink;
+pub use slow::{
+    Commands, Durability, Ended, SlowDirectory, SlowDisk, SlowMount, SlowOptions, SlowReport,
+    SlowWrite, WaitKind, Waits, WriteMode,
+};
 pub use state::{State, Walk};
 pub use tree::{Errno, Kind, NewNode, Node, ROOT, Tree};
