@@ -33,7 +33,7 @@ fn guides_have_a_word_of_everything_that_the_program_knows() {
     let mut command = crate::command();
     command.build();
     let mut known = names(&command);
-    for name in ["serve", "ctl", "image", "check", "top", "crashtest", "info", "disks"] {
+    for name in ["serve", "ctl", "image", "check", "top", "crashtest", "info", "disks", "dir"] {
         known.extend(names(command.find_subcommand(name).unwrap()));
     }
     known.extend(Layer::kinds().map(|(kind, _)| kind.to_owned()));

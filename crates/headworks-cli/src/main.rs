@@ -24,6 +24,7 @@ mod ctl_save;
 mod ctl_socket;
 mod ctl_state;
 mod ctl_tenants;
+mod dir;
 mod disks;
 mod durability;
 #[cfg(test)]
@@ -69,6 +70,8 @@ enum Command {
     Image(image::ImageArgs),
     /// Runs a program on a served disk, cuts the power again and again, and checks what is left
     Crashtest(Box<crashtest::CrashtestArgs>),
+    /// Runs a program in a directory that takes the time of a modelled disk
+    Dir(Box<dir::DirArgs>),
     /// Lists the modelled disks of model:, or prints one as a file
     Disks(disks::DisksArgs),
     /// Controls a running server through its control socket
@@ -131,6 +134,7 @@ fn main() -> ExitCode {
         Command::Check(options) => serve::check::run(&options),
         Command::Bench(options) => bench::run(*options),
         Command::Crashtest(options) => crashtest::run(&options),
+        Command::Dir(options) => dir::run(&options),
         Command::Disks(options) => disks::run(&options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Image(options) => image::run(&options),

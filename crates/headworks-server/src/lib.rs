@@ -116,7 +116,7 @@ pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
 pub use shared::{VolumeProgress, VolumeStop};
 pub use spec::{
-    BASES, BaseDevice, DiskDescription, ExportOptions, Layer, Spec, UncleanPolicy, Wrapper,
+    BASES, BaseDevice, DiskDescription, ExportOptions, Layer, Model, Spec, UncleanPolicy, Wrapper,
     is_remote_base,
 };
 pub use tenant::{TenantName, TenantOptions};

@@ -24,7 +24,7 @@ use headworks_disks::{Disk, Field, NAMED, NamedDisk, Unit};
 use headworks_images::{ModelDevice, ModelEvent, ModelTimes};
 use toml::de::DeTable;
 
-use super::keys::{Keys, list};
+use super::keys::{Keys, list, split_value};
 use super::{Wrapper, parse_count};
 use crate::config::{Reader, entries};
 use crate::did_you_mean::nearest_name;
@@ -68,7 +68,38 @@ pub struct DiskDescription {
 }
 
 impl Model {
+    /// Reads a disk that stands for itself, without a device inside: `model:profile=hdd-7200,seed=3`, or its profile alone.
+    ///
+    /// # Errors
+    /// The first mistake, with what would be right.
+    pub fn alone(text: &str) -> Result<Self, ConfigError> {
+        let Some(keys) = text.strip_prefix("model:") else {
+            return Self::read(Keys(&[("profile".to_owned(), text.to_owned())]));
+        };
+        Self::check_form(keys)?;
+        let (mut read, mut rest) = (Vec::<(String, String)>::new(), keys);
+        while !rest.is_empty() {
+            let Some((key, after)) = rest.split_once('=') else {
+                return Err(ConfigError::new("model", format!("`{rest}` is not key=value")));
+            };
+            if key == "of" {
+                return Err(ConfigError::new("of", "there is no device inside here: leave it out"));
+            }
+            if read.iter().any(|(known, _)| known == key) {
+                return Err(ConfigError::new("model", format!("`{key}` is given twice")));
+            }
+            let (value, next) = split_value(after);
+            read.push((key.to_owned(), value));
+            rest = next;
+        }
+        Self::read(Keys(&read))
+    }
+
     pub(super) fn parse(keys: Keys<'_>) -> Result<Wrapper, ConfigError> {
+        Self::read(keys).map(|model| Wrapper::Model(Box::new(model)))
+    }
+
+    fn read(keys: Keys<'_>) -> Result<Self, ConfigError> {
         let name = keys.get("profile").unwrap_or_default();
         let mut disk = DiskDescription::find(name)?.disk;
         let kind = disk.kind();
@@ -91,7 +122,7 @@ impl Model {
         }
         disk.check().map_err(|wrong| ConfigError::new(kind, wrong))?;
         let seed = keys.parse("seed", parse_count)?.unwrap_or(1);
-        Ok(Wrapper::Model(Box::new(Self { name: name.to_owned(), disk, seed })))
+        Ok(Self { name: name.to_owned(), disk, seed })
     }
 
     /// Refuses `model:hdd-7200,of=disk.img`, with how a profile is written.
@@ -379,6 +410,28 @@ mod tests {
     use super::*;
     use crate::spec::Spec;
     use crate::spec::keys::is_of_export;
+
+    #[test]
+    fn disk_alone_has_a_model_of_its_own() {
+        let alone = |text: &str| Model::alone(text).map_err(|error| error.to_string());
+        let slow = alone("model:profile=hdd-7200,turn=11.1ms,seed=3").unwrap();
+        assert_eq!((slow.name.as_str(), slow.seed), ("hdd-7200", 3));
+        assert_eq!(alone("hdd-7200").unwrap(), alone("model:profile=hdd-7200").unwrap());
+        assert_ne!(slow.disk, alone("hdd-7200").unwrap().disk);
+        for (wrong, said) in [
+            ("model:profile=hdd-7200,of=mem:size=1G", "leave it out"),
+            ("model:hdd-7200", "model:profile=hdd-7200"),
+            ("model:profile=hdd-7200,tur=1ms", "the nearest is `turn`"),
+            ("model:profile=sata,seed=1,seed=2", "given twice"),
+            ("model:profile=sata,seed", "not key=value"),
+            ("model:", "a model needs one"),
+            ("hdd-720", "the nearest is `hdd-7200`"),
+            ("delay:read=1ms,of=mem:size=1G", "is none of"),
+        ] {
+            let error = alone(wrong).unwrap_err();
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+    }
 
     fn model(text: &str) -> Model {
         match Spec::parse(text).unwrap().wrappers.remove(0) {
