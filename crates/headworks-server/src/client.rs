@@ -381,6 +381,18 @@ impl ShardClient {
         either!(self, it => it.buffer(sequence))
     }
 
+    /// Memory of a part of a request in flight, piece by piece; a client whose requests have one buffer gives a part of that.
+    #[inline]
+    pub fn pieces(&mut self, sequence: u64, (offset, len): (u32, u32), mut each: impl FnMut(Span)) {
+        match self {
+            Self::Rings(it) => it.pieces(sequence, (offset, len), each),
+            Self::Nbd(it) => {
+                let buffer = it.buffer(sequence).unwrap_or(Span::EMPTY);
+                each(buffer.part(offset as usize, len as usize));
+            }
+        }
+    }
+
     /// Takes a reply of the shard, or the return of a buffer; returns the request if this completed it.
     #[inline]
     pub fn reply(

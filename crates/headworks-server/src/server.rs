@@ -623,6 +623,8 @@ mod listener_tests;
 #[cfg(test)]
 mod recorded_tests;
 #[cfg(test)]
+mod rings_pieces_tests;
+#[cfg(test)]
 mod rings_tests;
 #[cfg(test)]
 mod status_page_tests;

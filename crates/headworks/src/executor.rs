@@ -3,8 +3,14 @@
 //! Consecutive submits to one device reach it as one batch. What is not about devices goes to the [`ActionSink`]: the reactor's
 //! sockets and rings, or the simulator's event heap.
 //!
+//! The memory of a bio may lie in several pieces (of a virtual machine): its commands have a span for each, as they have for frames of the
+//! cache, and copies go from and to each. A batch has a bounded number of spans: one that might not hold the next command's goes to its
+//! device, and another begins. A command of more spans than a device takes has the first of them, and a shorter length: the queue continues
+//! it, as after any short transfer.
+//!
 //! Invariants: when [`Executor::run`] returns, every action of the list was done; bytes of the frames change only after the sink was
-//! told ([`ActionSink::before_change`]), by whichever action and device.
+//! told ([`ActionSink::before_change`]), by whichever action and device; a command has at most [`SPANS_MAX`] spans, and a batch of a sink with
+//! pieces at most [`BATCH_SPANS`].
 
 use std::convert::Infallible;
 
@@ -16,14 +22,16 @@ use headworks_core::{
 };
 
 use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss};
+use crate::engine::ops::SPANS_MAX;
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{Copier, STREAM, Span, fetch};
 
 /// Carries out the actions of a shard that are not for a device, and names the memory of its bios.
 ///
 /// # Safety
-/// [`ActionSink::buffer`] and [`ActionSink::frames`] return spans that fulfil the contract of [`Span::new`] for reads and writes:
-/// - the span of a bio holds at least the bytes of the bio, from its submission to the shard until its last reply;
+/// [`ActionSink::buffer`], [`ActionSink::pieces`] and [`ActionSink::frames`] give spans that fulfil the contract of [`Span::new`] for reads and
+/// writes:
+/// - the span of a bio holds at least the bytes of the bio, and its pieces exactly those that were asked for, from its submission to the shard until its last reply;
 /// - only the executor and the devices use the bytes of the bio meanwhile;
 /// - the frames stay where they are as long as the shard exists, and only the executor and the devices use them;
 /// - the span of a bio that the cache made (see [`BioId::unit`]) is a part of the frames, and any other is not;
@@ -31,9 +39,17 @@ use crate::memory::{Copier, STREAM, Span, fetch};
 pub unsafe trait ActionSink {
     /// The sink keeps frames of replies ([`ActionSink::reply_frames`]) and is told of their changes; one that does not pays nothing.
     const KEEPS_FRAMES: bool = false;
+    /// Memory of the sink's bios may lie in pieces ([`ActionSink::pieces`]); a sink of which each has one buffer pays nothing for them.
+    const HAS_PIECES: bool = false;
     /// The bytes of a bio in flight: a client's buffer, another shard's, or, for a bio of the cache, the frames from its unit on
     /// ([`Span::frames_from`]).
     fn buffer(&mut self, bio: BioId) -> Span;
+    /// Calls `each` with the memory of `len` bytes of a bio in flight from its byte `offset` on, in order. A sink with
+    /// [`ActionSink::HAS_PIECES`] gives each of them, of whole blocks of the volume; that of others is a part of [`ActionSink::buffer`].
+    #[inline]
+    fn pieces(&mut self, bio: BioId, (offset, len): (u32, u32), mut each: impl FnMut(Span)) {
+        each(self.buffer(bio).part(offset as usize, len as usize));
+    }
     /// The frames of the shard's cache; empty without a cache.
     fn frames(&self) -> Span;
     /// Completes a bio or releases its buffer, with the times that it waited.
@@ -155,6 +171,16 @@ pub fn fetch_ahead(shard: &Shard, batch: &[Input], frames: Span) {
     }
 }
 
+/// Spans of a batch: of 64 commands of a request of 64 KiB each in pages, and then some.
+const BATCH_SPANS: usize = 8192;
+
+/// Cuts a command to the spans that a device takes; returns the bytes that are left of it.
+#[cold]
+fn cut(spans: &mut Vec<Span>, first: usize) -> u32 {
+    spans.truncate(first + SPANS_MAX);
+    spans[first..].iter().map(|span| span.len() as u32).sum()
+}
+
 /// The devices that a shard owns, and the scratch that turns actions into commands.
 pub struct Executor<L = Infallible> {
     devices: Vec<Option<Box<dyn Device>>>,
@@ -190,7 +216,7 @@ impl<L: ChangeLog> Executor<L> {
         Self {
             devices,
             commands: Vec::with_capacity(1024),
-            spans: Vec::with_capacity(8192),
+            spans: Vec::with_capacity(BATCH_SPANS),
             completions: Vec::with_capacity(1024),
             lost: Vec::new(),
             losses: Vec::new(),
@@ -252,17 +278,36 @@ impl<L: ChangeLog> Executor<L> {
             match *action {
                 // By reference: it is large, and a copy would be made of it.
                 Action::Submit(ref submit) => {
-                    if batch_of != Some(submit.device) {
+                    let is_full = S::HAS_PIECES && self.spans.len() >= BATCH_SPANS - SPANS_MAX;
+                    if batch_of != Some(submit.device) || is_full {
                         self.submit(now, batch_of, disk, inputs);
                         batch_of = Some(submit.device);
                     }
-                    let first_span = self.spans.len() as u32;
+                    let first = self.spans.len();
                     for segment in actions.segments_of(submit) {
                         if S::KEEPS_FRAMES && submit.op == Op::Read {
                             announce_fill(sink, segment.bio, (segment.offset, segment.len));
                         }
-                        let buffer = sink.buffer(segment.bio);
-                        self.spans.push(buffer.part(segment.offset as usize, segment.len as usize));
+                        let (offset, len) = (segment.offset, segment.len);
+                        if !S::HAS_PIECES {
+                            let buffer = sink.buffer(segment.bio);
+                            self.spans.push(buffer.part(offset as usize, len as usize));
+                            continue;
+                        }
+                        // What has no room is beyond what a device takes.
+                        let spans = &mut self.spans;
+                        sink.pieces(segment.bio, (offset, len), |piece| {
+                            if spans.len() < spans.capacity() {
+                                spans.push(piece);
+                            }
+                        });
+                    }
+                    let (mut len, mut spans) = (submit.len, submit.segments);
+                    if S::HAS_PIECES {
+                        if self.spans.len() - first > SPANS_MAX {
+                            len = cut(&mut self.spans, first);
+                        }
+                        spans = (self.spans.len() - first) as u16;
                     }
                     self.commands.push(Command {
                         id: submit.id,
@@ -270,16 +315,16 @@ impl<L: ChangeLog> Executor<L> {
                         op: submit.op,
                         flags: submit.flags,
                         offset: submit.offset,
-                        len: submit.len,
-                        first_span,
-                        spans: submit.segments,
+                        len,
+                        first_span: first as u32,
+                        spans,
                     });
                 }
                 Action::Copy { bio, offset, len, at, direction } => {
+                    let range = (offset, len);
                     let len = len as usize;
                     let frames = sink.frames();
                     let part = frames.part(at as usize, len);
-                    let pool = part.base();
                     if direction == CopyDirection::ToPool {
                         sink.before_change(part);
                     }
@@ -287,28 +332,32 @@ impl<L: ChangeLog> Executor<L> {
                         whole = (bio, length(&actions.list[index..], bio));
                     }
                     let all = if whole.0 == bio { whole.1 } else { len };
-                    let buffer = sink.buffer(bio).part(offset as usize, len).base();
-                    let log = self.log.as_ref().filter(|_| direction == CopyDirection::ToPool);
-                    if let Some(log) = log {
-                        log.begin_change(pool, buffer, len);
-                    }
-                    // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
-                    // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
-                    // belongs to the bio until its reply.
-                    unsafe {
-                        match direction {
-                            CopyDirection::ToPool => {
-                                self.copier.write(buffer, pool, (len, all));
-                            }
-                            CopyDirection::ToBuffer => {
-                                let next = next_copy(&actions.list[index + 1..], frames);
-                                self.copier.read(pool, buffer, len, next);
+                    let next = match direction {
+                        CopyDirection::ToPool => std::ptr::null(),
+                        CopyDirection::ToBuffer => next_copy(&actions.list[index + 1..], frames),
+                    };
+                    let Self { copier, log, .. } = self;
+                    let log = log.as_ref().filter(|_| direction == CopyDirection::ToPool);
+                    let mut at = part.base();
+                    sink.pieces(bio, range, |piece| {
+                        let (buffer, pool, len) = (piece.base(), at, piece.len());
+                        at = at.wrapping_add(len);
+                        if let Some(log) = log {
+                            log.begin_change(pool, buffer, len);
+                        }
+                        // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
+                        // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
+                        // belongs to the bio until its reply.
+                        unsafe {
+                            match direction {
+                                CopyDirection::ToPool => copier.write(buffer, pool, (len, all)),
+                                CopyDirection::ToBuffer => copier.read(pool, buffer, len, next),
                             }
                         }
-                    }
-                    if let Some(log) = log {
-                        log.end_change();
-                    }
+                        if let Some(log) = log {
+                            log.end_change();
+                        }
+                    });
                 }
                 Action::Zero { at, len } => {
                     let part = sink.frames().part(at as usize, len as usize);
@@ -486,3 +535,6 @@ impl<L: ChangeLog> Executor<L> {
         self.completions.clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

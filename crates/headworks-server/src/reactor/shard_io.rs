@@ -317,6 +317,7 @@ impl ShardIo {
 // frames and the memory of other shards are different mappings, which outlive the shard.
 unsafe impl ActionSink for ShardIo {
     const KEEPS_FRAMES: bool = true;
+    const HAS_PIECES: bool = true;
 
     fn buffer(&mut self, bio: BioId) -> Span {
         if !self.is_own(bio) {
@@ -328,6 +329,16 @@ unsafe impl ActionSink for ShardIo {
         let slot = self.slot_of(bio);
         let client = slot.and_then(|slot| self.places[slot as usize].client.as_mut());
         client.and_then(|client| client.buffer(bio.sequence)).unwrap_or(Span::EMPTY)
+    }
+
+    #[inline]
+    fn pieces(&mut self, bio: BioId, (offset, len): (u32, u32), mut each: impl FnMut(Span)) {
+        let slot = if self.is_own(bio) && bio.unit().is_none() { self.slot_of(bio) } else { None };
+        let client = slot.and_then(|slot| self.places[slot as usize].client.as_mut());
+        match client {
+            Some(client) => client.pieces(bio.sequence, (offset, len), each),
+            None => each(self.buffer(bio).part(offset as usize, len as usize)),
+        }
     }
 
     fn frames(&self) -> Span {

@@ -8,7 +8,7 @@
 //! | Freeze | changes a frozen volume | a thaw |
 //! | Room | finds no bio slot of the shard | a slot that comes back |
 //! | Turn | is a large read of a turn that has had its share | the next turn |
-//! | Buffer | has several pieces and finds no block for their copy | a buffer that comes back |
+//! | Buffer | has pieces that are not whole blocks and finds no block for their copy | a buffer that comes back |
 //!
 //! A request of more bytes than the largest block fails at once. A device that does not answer refuses nothing here: the machine's requests wait for it, as they would for a disk.
 //!

@@ -9,8 +9,9 @@
 //! (`front_end`). Here a device is what a connection is: it has a window, waiting requests, limits, shares of the pool, tables. All of
 //! its queues are one flow.
 //!
-//! Data of one piece are used where they are: devices and the cache read and write guest memory. Data of several pieces, or of one that
-//! begins at no multiple of the volume's block, go by a buffer of the pool.
+//! Data are used where they are: devices and the cache read and write guest memory, piece by piece. Data of which a piece begins or ends
+//! at no multiple of the volume's block go by a buffer of the pool; so do those of several pieces where the device belongs to another shard,
+//! which is sent one span.
 //!
 //! A request is answered when its memory is free, never earlier: the machine may use the memory again at once. So a request that takes
 //! too long is answered with an error when its device has given it back.
@@ -58,6 +59,8 @@ pub struct RingClient {
     device: Device,
     /// What the machine sees of the export.
     disk: Disk,
+    /// The device of the export belongs to this shard.
+    is_local: bool,
     kicks: Kicks,
     /// The way to the thread of its front end.
     line: NewsSender,
@@ -85,6 +88,7 @@ impl RingClient {
             intake: Intake::default(),
             device: Device::new(disk),
             disk,
+            is_local: false,
             kicks: Kicks::new()?,
             line,
             taken: Vec::with_capacity(requests),
@@ -93,8 +97,9 @@ impl RingClient {
         })
     }
 
-    /// Binds it to its export: from now on requests are taken.
-    pub fn begin(&mut self, binding: ExportBinding, info: &ExportInfo) {
+    /// Binds it to its export, whose device may belong to this shard: from now on requests are taken.
+    pub fn begin(&mut self, binding: ExportBinding, info: &ExportInfo, is_local: bool) {
+        self.is_local = is_local;
         let terms = Negotiated::default();
         let before = self.session.begin(binding, info, terms);
         debug_assert!(before.is_none(), "a device begins anew in each process");
@@ -278,21 +283,31 @@ impl RingClient {
 
     // What the shard answers.
 
-    /// Memory of a bio in flight: its block of the pool, or the one piece of guest memory.
+    /// Memory of a bio in flight: its block of the pool, or the first piece of guest memory, which is the only one of a bio that is sent to
+    /// another shard.
     #[inline]
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        let Self { session, device, .. } = self;
-        let in_flight = session.window_mut().get(sequence)?;
-        if let Some(block) = &in_flight.buffer {
-            // SAFETY: the block is put back after the bio's last reply, when no span of it is used any more.
-            return Some(unsafe { block.span() });
-        }
-        let (ticket, mut first) = (ticket_of(in_flight.cookie), None);
-        device.pieces(ticket, 0, in_flight.len, |piece| {
-            first.get_or_insert(span_of(piece));
+        let (len, mut first) = (self.session.window_mut().get(sequence)?.len, None);
+        self.pieces(sequence, (0, len), |piece| {
+            first.get_or_insert(piece);
         });
         first
+    }
+
+    /// Memory of a part of a bio in flight: of its block of the pool, or pieces of guest memory.
+    #[inline]
+    pub fn pieces(&mut self, sequence: u64, (offset, len): (u32, u32), mut each: impl FnMut(Span)) {
+        let Self { session, device, .. } = self;
+        let Some(in_flight) = session.window_mut().get(sequence) else { return };
+        match &in_flight.buffer {
+            // SAFETY: the block is put back after the bio's last reply, when no span of it is used any more.
+            Some(block) => each(unsafe { block.span() }.part(offset as usize, len as usize)),
+            None => {
+                let ticket = ticket_of(in_flight.cookie);
+                device.pieces(ticket, offset, len, |piece| each(span_of(piece)));
+            }
+        }
     }
 
     /// Takes a reply of the shard, or the return of a buffer; returns the request if this completed it. What took too long is answered
@@ -386,14 +401,14 @@ impl RingClient {
         self.device.has_answers() || self.complaint.is_some()
     }
 
-    /// Whether the data of a request are used where they are: one piece that begins at a multiple of the block.
+    /// Whether the data of a request are used where they are: pieces of whole blocks, and only one if the device is another shard's.
     fn is_direct(&self, cookie: u64, len: usize) -> bool {
-        let (mut count, mut is_aligned) = (0, true);
+        let (mut count, mut ends) = (0, 0);
         self.device.pieces(ticket_of(cookie), 0, len as u32, |piece| {
             count += 1;
-            is_aligned &= piece.base().addr().is_multiple_of(self.disk.block_size as usize);
+            ends |= piece.base().addr() | piece.len();
         });
-        count == 1 && is_aligned
+        ends.is_multiple_of(self.disk.block_size as usize) && (count == 1 || self.is_local)
     }
 
     /// Shows the machine the answers of this turn, and its front end what it waits for.

@@ -15,21 +15,21 @@ use headworks_vhost::driver::{Driver, DriverError, DriverOptions, Queue, Waiting
 use headworks_vhost::{RequestOp, features};
 
 /// Longer than anything here takes on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 const BLOCK: usize = 4096;
 
 /// A folder for sockets and images, removed on drop.
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let name = format!("headworks-rings-{}-{name}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
@@ -39,7 +39,7 @@ impl Folder {
     }
 
     /// A server with these exports, each behind a socket of its own name, and all behind one for NBD.
-    fn serve(&self, texts: &[&str], changed: impl FnOnce(&mut ServerOptions)) -> Server {
+    pub(super) fn serve(&self, texts: &[&str], changed: impl FnOnce(&mut ServerOptions)) -> Server {
         self.serve_specs(texts.iter().map(|text| spec(text)).collect(), changed)
     }
 
@@ -75,7 +75,7 @@ impl Drop for Folder {
     }
 }
 
-fn driver(socket: &Path, changed: impl FnOnce(&mut DriverOptions)) -> Driver {
+pub(super) fn driver(socket: &Path, changed: impl FnOnce(&mut DriverOptions)) -> Driver {
     let mut options = DriverOptions { timeout: LIMIT, ..DriverOptions::new(socket.to_owned()) };
     changed(&mut options);
     Driver::connect(options).unwrap()
@@ -140,7 +140,7 @@ fn nbd(folder: &Folder, export: &str) -> Client {
     Client::connect(&folder.uri(export), ClientOptions::default()).unwrap()
 }
 
-fn wait_for(what: &str, mut has_come: impl FnMut() -> bool) {
+pub(super) fn wait_for(what: &str, mut has_come: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !has_come() {
         assert!(Instant::now() < deadline, "{what}");
@@ -149,7 +149,7 @@ fn wait_for(what: &str, mut has_come: impl FnMut() -> bool) {
 }
 
 /// The rows of `connections` of a kind.
-fn clients(server: &Server, kind: &str) -> Vec<Value> {
+pub(super) fn clients(server: &Server, kind: &str) -> Vec<Value> {
     let all = call(server, "connections", json!({})).unwrap();
     let rows = all.as_array().unwrap().iter();
     rows.filter(|row| row["kind"] == kind).cloned().collect()

@@ -235,9 +235,29 @@ impl Queue {
 
     /// As [`Queue::put`], with any type and sector, and `len` bytes of the buffer as data.
     pub fn put_raw(&mut self, slot: u16, kind: u32, sector: u64, len: u32, is_written: bool) {
+        let count = if len == 0 { 0 } else { u32::from(self.pieces).min(len) };
+        let cut = |piece: u32| (u64::from(len) * u64::from(piece) / u64::from(count)) as u32;
+        let even = (0..count).map(|piece| (cut(piece), cut(piece + 1) - cut(piece)));
+        self.put_chain(slot, (kind, sector), even, is_written);
+    }
+
+    /// Puts a read or write as [`Queue::put`] does, whose data are these parts of the buffer in their order: first byte, and number of bytes.
+    /// At most [`DriverOptions::pieces`](super::DriverOptions::pieces) of them; they may overlap.
+    pub fn put_pieces(&mut self, slot: u16, is_read: bool, offset: u64, pieces: &[(u32, u32)]) {
+        assert!(pieces.len() <= usize::from(self.pieces), "a slot has room for its pieces alone");
+        let kind = u32::from(!is_read);
+        self.put_chain(slot, (kind, offset / SECTOR), pieces.iter().copied(), is_read);
+    }
+
+    fn put_chain(
+        &mut self,
+        slot: u16,
+        (kind, sector): (u32, u64),
+        pieces: impl Iterator<Item = (u32, u32)>,
+        is_written: bool,
+    ) {
         let place = usize::from(slot);
         assert!(!self.is_busy[place], "a slot is one request at a time");
-        assert!(len as usize <= self.places.buffer_bytes, "data fit the buffer");
         let at = self.places.slots + SLOT_BYTES * place;
         let header = self.memory.at(at);
         // SAFETY: the slot's 32 bytes are aligned memory of this queue, and no request names them.
@@ -246,7 +266,7 @@ impl Queue {
             header.wrapping_add(8).cast::<u64>().write_volatile(sector);
             header.wrapping_add(16).write_volatile(NO_STATUS);
         }
-        self.describe(slot, at, len, is_written);
+        self.describe(slot, at, pieces, is_written);
         self.is_busy[place] = true;
         let entry = usize::from(self.available & (self.size - 1));
         let head = slot * self.stride;
@@ -255,7 +275,13 @@ impl Queue {
     }
 
     /// Writes the descriptors of a slot's chain.
-    fn describe(&mut self, slot: u16, header: usize, len: u32, is_written: bool) {
+    fn describe(
+        &mut self,
+        slot: u16,
+        header: usize,
+        pieces: impl Iterator<Item = (u32, u32)>,
+        is_written: bool,
+    ) {
         let first = slot * self.stride;
         let table = self.places.tables + self.places.table_bytes * usize::from(slot);
         let (base, begin) = match self.is_indirect {
@@ -263,23 +289,23 @@ impl Queue {
             false => (self.memory.at(self.places.descriptors), first),
         };
         let mut index = begin;
-        let mut write = |address: u64, len: u32, flags: u16, next: u16| {
+        let mut write = |address: u64, len: u32, flags: u16| {
             let place = base.wrapping_add(16 * usize::from(index)).cast::<Descriptor>();
+            index += 1;
+            let next = if flags & NEXT != 0 { index } else { 0 };
             // SAFETY: the descriptor is one of the slot's own, aligned to 16.
             unsafe { place.write_volatile(Descriptor { address, len, flags, next }) };
-            index += 1;
         };
         let guest = |place: usize| self.memory.guest(place);
-        let pieces = if len == 0 { 0 } else { u32::from(self.pieces).min(len) };
-        write(guest(header), 16, NEXT, begin + 1);
+        write(guest(header), 16, NEXT);
         let buffer = self.places.buffers + self.places.buffer_bytes * usize::from(slot);
-        for piece in 0..pieces {
-            let from = (u64::from(len) * u64::from(piece) / u64::from(pieces)) as usize;
-            let to = (u64::from(len) * u64::from(piece + 1) / u64::from(pieces)) as usize;
+        for (from, len) in pieces {
+            let end = u64::from(from) + u64::from(len);
+            assert!(end <= self.places.buffer_bytes as u64, "data fit the buffer");
             let flags = NEXT | if is_written { WRITE } else { 0 };
-            write(guest(buffer + from), (to - from) as u32, flags, begin + 2 + piece as u16);
+            write(guest(buffer + from as usize), len, flags);
         }
-        write(guest(header + 16), 1, WRITE, 0);
+        write(guest(header + 16), 1, WRITE);
         if self.is_indirect {
             let descriptors = index - begin;
             let place = self.memory.at(self.places.descriptors + 16 * usize::from(first));

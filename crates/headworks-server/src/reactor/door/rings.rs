@@ -29,6 +29,7 @@ pub(in crate::reactor) fn attach(
     let Some((binding, info)) = door.exports.open(export) else {
         return Err("its export was removed".to_owned());
     };
+    let is_local = parts.driver.executor().device(binding.device).is_some();
     let slot = match parts.io.insert(ShardClient::Rings(client)) {
         Ok(slot) => slot,
         Err(client) => {
@@ -39,7 +40,7 @@ pub(in crate::reactor) fn attach(
     let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot) else {
         unreachable!("it was inserted");
     };
-    client.begin(binding, info);
+    client.begin(binding, info, is_local);
     let id = client.id();
     door.hot.reset(slot);
     door.hot.state_mut(slot).export = Some(export);
