@@ -8,6 +8,7 @@ PROFILE   ?= release
 HEADWORKS := target/$(PROFILE)/headworks
 LAB       := target/$(PROFILE)/headworks-lab
 DEMO      := target/demo.img
+VERSION    = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # `make install` as a package has it: make install PREFIX=/usr DESTDIR=package/root
 PREFIX    ?= /usr/local
@@ -18,7 +19,7 @@ LIB        = $(DESTDIR)$(PREFIX)/lib
 STRIP     ?= strip
 PROGRAM    = install -D -m 755 -s --strip-program=$(STRIP)
 
-.PHONY: help run build lab install uninstall install-lab uninstall-lab packages packages-test docs check test test-long bench
+.PHONY: help run build lab library install-library uninstall-library install uninstall install-lab uninstall-lab packages packages-test docs check test test-long bench
 
 help:            ## what there is to make
 	@awk -F ' *## ' '/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +35,13 @@ build:           ## the server: target/release/headworks; PROFILE=dist builds ta
 lab:             ## the experiments: target/release/headworks-lab, which `headworks lab` runs; PROFILE=dist
 	@scripts/setup
 	@cargo build --profile $(PROFILE) --locked -p headworks-lab
+
+# The profile is a release whose panics unwind, so that a call can return them.
+LIBRARY   := target/library/libheadworks_c
+
+library:         ## the C API: target/library/libheadworks_c.so and .a; the header is crates/headworks-c/include/headworks.h
+	@scripts/setup
+	@cargo build --profile library --locked -p headworks-c
 
 install:         ## the server, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR= PROFILE=release
 	@test -x $(HEADWORKS) || { echo "install: error: there is no $(HEADWORKS): 'make build' first" >&2; exit 1; }
@@ -77,6 +85,18 @@ install-lab:     ## the experiments, their man pages and completions: PREFIX=/us
 	$(LAB) completions bash >$(SHARE)/bash-completion/completions/headworks-lab
 	$(LAB) completions zsh >$(SHARE)/zsh/site-functions/_headworks-lab
 	$(LAB) completions fish >$(SHARE)/fish/vendor_completions.d/headworks-lab.fish
+
+install-library: ## the C API, its header and headworks.pc: PREFIX=/usr/local DESTDIR=
+	@test -e $(LIBRARY).so || { echo "install-library: error: there is no $(LIBRARY).so: 'make library' first" >&2; exit 1; }
+	install -D -m 644 crates/headworks-c/include/headworks.h $(DESTDIR)$(PREFIX)/include/headworks.h
+	install -D -m 755 -s --strip-program=$(STRIP) $(LIBRARY).so $(LIB)/libheadworks_c.so
+	install -D -m 644 $(LIBRARY).a $(LIB)/libheadworks_c.a
+	install -d $(LIB)/pkgconfig
+	printf '%s\n' 'Name: headworks' 'Description: block I/O path in user space' 'Version: $(VERSION)' \
+		'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lheadworks_c' 'Libs.private: -lm -ldl -lpthread' >$(LIB)/pkgconfig/headworks.pc
+
+uninstall-library: ## removes what `make install-library` installed
+	rm -f $(DESTDIR)$(PREFIX)/include/headworks.h $(LIB)/libheadworks_c.so $(LIB)/libheadworks_c.a $(LIB)/pkgconfig/headworks.pc
 
 packages:        ## .deb, .rpm, a static program, an OCI image: target/packages/
 	@scripts/setup packages

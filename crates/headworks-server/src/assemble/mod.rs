@@ -140,6 +140,13 @@ impl Assembly {
         refused.into_iter().next().map_or(Ok(assembly), |(_, error)| Err(error))
     }
 
+    /// Whether an image lacks acknowledged writes of a server that was killed: `notes` say which. [`Server`](crate::Server) brings them back, or has
+    /// flushes fail; nothing else does.
+    #[must_use]
+    pub fn lacks_writes(&self) -> bool {
+        !self.suspect.is_empty() || !self.pending.is_empty()
+    }
+
     /// Finds out what [`Assembly::open`] would open: the same checks and results, but nothing is created, written or
     /// locked. Returns every export that would be refused, by its index in `exports`. Only for looking at: the devices
     /// cannot serve.

@@ -1,0 +1,201 @@
+//! A disk of the C API: one device with its volume, the thread that owns it, and its queues.
+
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use headworks::{DeviceSetup, Owner, OwnerOptions, VolumeOptions, WriteMode};
+use headworks_server::{Assembly, ExportSpec, wait_for_closes};
+
+use crate::error::Failure;
+use crate::options::Settings;
+use crate::queue::{Queue, VolumeFacts};
+
+/// How long a close waits until a cluster has given up the locks of its images.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// An open disk. Any thread may use it, several at a time, until it is closed.
+pub struct Disk {
+    owner: Owner,
+    /// Each is used by one thread at a time, through its pointer.
+    queues: Vec<NonNull<Queue>>,
+    pub(crate) capacity: u64,
+    pub(crate) block_size: u32,
+}
+
+impl Disk {
+    /// Opens what a SPEC names.
+    pub(crate) fn open(spec: &str, settings: &Settings) -> Result<Self, Failure> {
+        let mut export = ExportSpec::parse(spec, true)?;
+        export.read_only |= settings.read_only;
+        let read_only = !export.writes();
+        let mut assembly = Assembly::new(&[export])?;
+        if assembly.lacks_writes() {
+            let notes = assembly.notes.join(" ");
+            return Err(Failure::new(libc::EUCLEAN, notes));
+        }
+        let (Some((mut queue, device)), Some((_, mut volume))) =
+            (assembly.devices.pop(), assembly.volumes.pop())
+        else {
+            return Err(Failure::invalid(format!("`{spec}` is no device")));
+        };
+        volume.read_only |= read_only;
+        queue.scheduler = settings.scheduler.unwrap_or(queue.scheduler);
+        Self::start(DeviceSetup::boxed(device, queue), volume, settings)
+    }
+
+    /// Starts the owner of a device with one volume.
+    pub(crate) fn start(
+        device: DeviceSetup,
+        volume: VolumeOptions,
+        settings: &Settings,
+    ) -> Result<Self, Failure> {
+        let options = OwnerOptions { tags_max: device.queue.nr_requests, ..settings.owner };
+        let (owner, handles) = Owner::start(options)?;
+        let id = owner.add_volume(owner.add_device(device)?, volume)?;
+        // The cache takes any bytes: it reads what it needs of their blocks.
+        let is_cached = options.cache.is_on() && volume.mode != WriteMode::None;
+        let block_size = if is_cached { 1 } else { volume.block_size };
+        let facts = VolumeFacts {
+            id,
+            size: volume.size,
+            block_size,
+            slot_bytes: options.slot_bytes as u64,
+            read_only: volume.read_only,
+        };
+        let queue = |handle| Box::new(Queue::new(handle, facts));
+        let queues = handles.into_iter().map(queue).map(Box::into_raw);
+        let queues = queues.filter_map(NonNull::new).collect();
+        Ok(Self { owner, queues, capacity: volume.size, block_size })
+    }
+
+    /// The queue of a number.
+    pub(crate) fn queue(&self, index: u32) -> Option<NonNull<Queue>> {
+        self.queues.get(index as usize).copied()
+    }
+
+    /// Completes what was submitted, flushes and ends.
+    pub(crate) fn close(self) -> Result<(), Failure> {
+        let Self { owner, queues, .. } = self;
+        for queue in queues {
+            // SAFETY: made by `Box::into_raw` in `start`, and freed here alone: the disk is gone afterwards. The program uses no queue
+            // of a disk that it closes.
+            drop(unsafe { Box::from_raw(queue.as_ptr()) });
+        }
+        let ended = owner.join();
+        let closed = wait_for_closes(CLOSE_LIMIT);
+        let report = ended.map_err(|error| {
+            Failure::new(
+                error.raw_os_error().unwrap_or(libc::EIO),
+                format!("the disk did not end well, and unflushed writes may be lost: {error}"),
+            )
+        })?;
+        if let Some((_, error)) = report.flush_errors.first() {
+            let message = format!("the last flush failed, and unflushed writes are lost: {error}");
+            return Err(Failure::new(error.errno(), message));
+        }
+        match closed {
+            true => Ok(()),
+            false => Err(Failure::fixed(
+                libc::ETIMEDOUT,
+                c"the cluster has not closed the image yet: its lock lasts until the cluster takes it away",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks::headworks_core::Instant;
+    use headworks::{Answers, IoError, QueueOptions, SafeDevice, Work};
+
+    use super::*;
+    use crate::options::Options;
+    use crate::*;
+
+    /// A device that fails a read at block n with the error of that number, and panics at a write.
+    struct Spoiled;
+
+    impl SafeDevice for Spoiled {
+        fn start(&mut self, _: Instant, work: Work, answers: &mut Answers<'_>) {
+            assert!(!work.op().is_write(), "the device has a fault");
+            let status = IoError::from_code((work.offset() / 512) as u8);
+            work.complete(status, answers);
+        }
+    }
+
+    fn spoiled(flags: u32) -> Box<Disk> {
+        // SAFETY: there is no scheduler.
+        let settings = unsafe { Options { flags, ..Options::default() }.settings() }.unwrap();
+        let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
+        let device = DeviceSetup::safe(Spoiled, QueueOptions::default());
+        Box::new(Disk::start(device, volume, &settings).unwrap())
+    }
+
+    #[test]
+    fn every_error_of_a_device_is_the_errno_of_the_completion() {
+        let disk = Box::into_raw(spoiled(0));
+        // SAFETY: an open disk, its queue, and memory that lives as long.
+        unsafe {
+            let queue = hw_queue_at(disk, 0);
+            let mut bytes = [0_u8; 512];
+            // The queue hands out no others.
+            let is_seen = |error: &IoError| !matches!(error, IoError::Busy | IoError::NotFlushed);
+            for error in IoError::ALL.into_iter().filter(is_seen) {
+                let (offset, user_data) = (512 * error as u64, error as u64);
+                let put = hw_read(queue, offset, bytes.as_mut_ptr().cast(), 512, 0, user_data);
+                assert_eq!(put, 0);
+                let mut completion = Completion::default();
+                while hw_reap(queue, &raw mut completion, 1) == 0 {
+                    assert_eq!(hw_wait(queue, -1), 1);
+                }
+                assert_eq!((completion.result, completion.user_data), (-error.errno(), user_data));
+                let waited = hw_pread(queue, bytes.as_mut_ptr().cast(), 512, offset);
+                assert_eq!(waited, -error.errno());
+            }
+            assert_eq!(hw_close(disk), 0);
+        }
+    }
+
+    #[test]
+    fn parts_of_blocks_are_refused_but_in_discards() {
+        let disk = Box::into_raw(spoiled(0));
+        let mut bytes = [0_u8; 1024];
+        let buffer = bytes.as_mut_ptr().cast();
+        // SAFETY: as above.
+        unsafe {
+            let queue = hw_queue_at(disk, 0);
+            assert_eq!(hw_block_size(disk), 512);
+            for code in [
+                hw_read(queue, 1, buffer, 512, 0, 0),
+                hw_read(queue, 0, buffer, 511, 0, 0),
+                hw_write(queue, 512, buffer, 513, 0, 0),
+                hw_write_zeroes(queue, 256, 512, 0, 0),
+                hw_pread(queue, buffer, 1000, 0),
+            ] {
+                assert_eq!(code, -libc::EINVAL);
+            }
+            let sentence = std::ffi::CStr::from_ptr(hw_error()).to_str().unwrap();
+            assert!(sentence.contains("whole blocks of 512 bytes"), "{sentence}");
+            assert_eq!(hw_discard(queue, 100, 300, 0, 0), 0);
+            assert_eq!(hw_close(disk), 0);
+        }
+    }
+
+    #[test]
+    fn panic_of_a_device_is_an_error_and_closes_nothing_but_its_disk() {
+        for flags in [0, HW_OPEN_OWNER_DRIVES] {
+            let disk = Box::into_raw(spoiled(flags));
+            // SAFETY: as above.
+            unsafe {
+                let queue = hw_queue_at(disk, 0);
+                let bytes = [0_u8; 512];
+                let code = hw_pwrite(queue, bytes.as_ptr().cast(), 512, 0);
+                // In the call, or in the thread of the disk.
+                assert!([-libc::ENOTRECOVERABLE, -libc::ESHUTDOWN].contains(&code), "{code}");
+                let again = hw_wait(queue, 60_000);
+                assert!([-libc::ENOTRECOVERABLE, -libc::ESHUTDOWN].contains(&again), "{again}");
+                assert!(hw_close(disk) <= 0);
+            }
+        }
+    }
+}
