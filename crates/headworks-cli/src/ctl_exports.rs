@@ -233,7 +233,8 @@ fn remarks(exports: &[Export]) -> String {
     let lines = |row: &Export| {
         let told = row.remote.as_ref().map(|remote| &remote.told);
         let waits = row.in_flight.oldest.as_ref().filter(|one| one.age_s >= 1.0);
-        let texts = row.reason.iter().chain(told).chain(waits.map(|one| &one.told));
+        let late = row.model.as_ref().and_then(|model| model.told.as_ref());
+        let texts = row.reason.iter().chain(told).chain(late).chain(waits.map(|one| &one.told));
         texts.map(|text| format!("{}: {text}\n", row.name)).collect::<String>()
     };
     exports.iter().map(lines).collect()

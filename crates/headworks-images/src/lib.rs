@@ -22,7 +22,7 @@ mod probability;
 pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorFilter, ErrorOptions};
 pub use filesystem::FilesystemDevice;
-pub use model::{ModelDevice, ModelEvent, ModelEvents, ModelTimes};
+pub use model::{ModelDevice, ModelEvent, ModelEvents, ModelStatus, ModelTimes};
 pub use overlay::{
     BaseFormats, BaseImage, BaseImageOptions, CommitOptions, NewBase, NewOverlay, OpenBaseImage,
     OpenOverlay, OverlayBase, OverlayBaseKind, OverlayDevice, OverlayLayer, OverlayOptions,

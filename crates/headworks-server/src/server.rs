@@ -621,6 +621,8 @@ mod limit_tests;
 #[cfg(test)]
 mod listener_tests;
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod recorded_tests;
 #[cfg(test)]
 mod rings_pieces_tests;

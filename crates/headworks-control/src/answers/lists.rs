@@ -89,6 +89,8 @@ records! {
         reason: Option<String>,
         /// of an nbd: device, else null: the server behind it
         remote: Option<Remote>,
+        /// of a model: device, else null: how late its answers are
+        model: Option<Model>,
         /// its clients' requests that are not answered yet
         in_flight: InFlight,
     }
@@ -107,6 +109,26 @@ records! {
         losses: u64,
         /// the same in a sentence
         told: String,
+    }
+
+    /// How late a modelled disk is answered since its start.
+    Model {
+        /// its profile
+        name: String,
+        /// commands that were answered
+        commands: u64,
+        /// seconds that they took by the model, all together
+        modelled_s: f64,
+        /// seconds by which their answers were late, all together
+        late_s: f64,
+        /// median of the latenesses
+        late_p50_us: f64,
+        /// 99th percentile
+        late_p99_us: f64,
+        /// the answers were late by more than a twentieth of the model's time: figures are of the machine
+        too_slow: bool,
+        /// the same in a sentence, or null
+        told: Option<String>,
     }
 
     /// A tenant.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::elevator::ServedExport;
 use super::in_flight::{Errors, InFlight};
+use super::lists::Model;
 use crate::shape::records;
 
 records! {
@@ -48,6 +49,8 @@ records! {
         worst: Vec<SlowRequest>,
         /// live or stuck; null without an export
         device_state: Option<String>,
+        /// of a model: device, else null: how late its answers are
+        model: Option<Model>,
         /// its latency target, or null
         latency_target: Option<OwnTarget>,
         /// whose target held this export back, or null

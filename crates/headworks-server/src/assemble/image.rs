@@ -13,7 +13,7 @@ use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::leftovers::{Leftovers, RestoredImage};
 use crate::marker::{Marker, place_of_mark, unclean_note};
-use crate::spec::{BaseDevice, ExportOptions, NewDisk, Rbd, RemoteLink, Spec, Wrapper};
+use crate::spec::{BaseDevice, ExportOptions, ModelLink, NewDisk, Rbd, RemoteLink, Spec, Wrapper};
 use headworks::house::{Identity, ImageWriter, SizeWatch, display_size};
 use headworks::{Device, Direct, FileDevice, FileOptions, Image, MemDevice, NullDevice, OpenFile};
 use headworks_images::formats::{ImageOptions, OpenImage};
@@ -96,6 +96,8 @@ pub struct VolumeOrigin {
     pub watch: Option<SizeWatch>,
     /// The server that it is behind.
     pub remote: Option<RemoteLink>,
+    /// The modelled disk around it.
+    pub model: Option<ModelLink>,
     /// The base of an overlay without wrappers.
     pub base: Option<OverlayBase>,
     /// The smallest block that the image takes.
@@ -216,6 +218,8 @@ pub struct OpenedImage {
     is_new: bool,
     /// Identity of its file; none of devices without one.
     identity: Option<Identity>,
+    /// The outermost modelled disk around it.
+    model: Option<ModelLink>,
 }
 
 enum ImageBody {
@@ -250,6 +254,7 @@ impl OpenedImage {
             alone: true,
             is_new: false,
             identity: None,
+            model: None,
         };
         let opened = match &spec.base {
             BaseDevice::Image { path, options } => Self::resolve(opening, spec, path, options)?,
@@ -284,6 +289,7 @@ impl OpenedImage {
                     body: ImageBody::File(Box::new(file)),
                     notes,
                     alone: !spec.wrappers.is_empty(),
+                    model: None,
                 }
             }
             BaseDevice::Overlay { path, options, new: Some(new) }
@@ -309,6 +315,7 @@ impl OpenedImage {
                     notes: Vec::new(),
                     alone: true,
                     is_new: false,
+                    model: None,
                 }
             }
             BaseDevice::Rbd(rbd) => Self::of_cluster(opening, spec, rbd, write)?,
@@ -327,7 +334,7 @@ impl OpenedImage {
             let message = format!("{what} is empty; give it a size, as in size=1G");
             return Err(ConfigError::new("size", message));
         }
-        Ok(opened)
+        Ok(Self { model: spec.model_link(), ..opened })
     }
 
     /// The file that is written, with a handle to write the volume.
@@ -388,6 +395,7 @@ impl OpenedImage {
             notes,
             alone,
             is_new,
+            model: None,
         })
     }
 
@@ -413,6 +421,7 @@ impl OpenedImage {
             notes: Vec::new(),
             alone: true,
             is_new: false,
+            model: None,
         })
     }
 
@@ -449,6 +458,7 @@ impl OpenedImage {
             notes,
             alone: true,
             is_new: false,
+            model: None,
         })
     }
 
@@ -509,6 +519,7 @@ impl OpenedImage {
             block_size: self.block_size(),
             watch: file.map(|file| file.size_watch()),
             remote,
+            model: self.model.clone(),
             base: match (&self.body, &spec.base) {
                 (ImageBody::Overlay(overlay), BaseDevice::Overlay { options, .. })
                     if spec.wrappers.is_empty() =>
@@ -573,13 +584,14 @@ impl OpenedImage {
     /// Makes a device of its own.
     pub fn into_device(self, spec: &Spec, volume: VolumeId) -> (QueueOptions, Box<dyn Device>) {
         let (queue, block_size) = (self.queue, self.block_size());
+        let model = self.model.clone();
         let body: Box<dyn Device> = match self.joins().map_err(|alone| alone.body) {
             Ok((_, image)) => Box::new(filesystem_device([(volume, image)])),
             Err(ImageBody::File(file)) => Box::new(FileDevice::new(vec![(volume, *file)])),
             Err(ImageBody::Overlay(overlay)) => Box::new(overlay.into_device()),
             Err(ImageBody::Remote(body, ..) | ImageBody::Fake(body)) => body,
         };
-        (spec.wrap_queue_options(queue), spec.wrap(block_size, body))
+        (spec.wrap_queue_options(queue), spec.wrap(block_size, body, model.as_ref()))
     }
 }
 

@@ -24,6 +24,7 @@ use crate::latency::request_name;
 use crate::latency::slow::SlowFilter;
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
+use crate::spec::ModelLink;
 use headworks_control::{RpcFault, answers};
 use headworks_nbd::device::RemoteState;
 
@@ -82,6 +83,7 @@ impl Queries {
                 let told = link.told(&link.status.report());
                 silence.map_or(told.clone(), |silence| format!("{told}, {silence}"))
             }),
+            model: tree.model_of(entry).map(ModelLink::answer),
             in_flight: in_flight.remove(&export).unwrap_or_default(),
             troubles: self.troubles(tree, entry)?,
             errors: (errors, answered),

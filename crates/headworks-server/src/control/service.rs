@@ -60,8 +60,10 @@ impl ControlService {
             let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
             let own: Arc<[_]> = own.map(|(volume, _)| VolumeId(volume as u16)).collect();
             let origins = own.iter().map(|volume| &assembly.origins[usize::from(volume.0)]);
-            let remote = origins.filter_map(|origin| origin.remote.clone()).next();
-            DeviceNode { id: DeviceId(index as u16), owner: device.owner, volumes: own, remote }
+            let remote = origins.clone().find_map(|origin| origin.remote.clone());
+            let model = origins.into_iter().find_map(|origin| origin.model.clone());
+            let (id, owner) = (DeviceId(index as u16), device.owner);
+            DeviceNode { id, owner, volumes: Arc::clone(&own), remote, model }
         });
         let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
             let volume = &config.volumes[usize::from(export.volume.0)];

@@ -27,7 +27,7 @@ use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
 use crate::limit_words::LIMIT_KEYS;
 use crate::option_table::OptionTable;
-use crate::spec::{ExportOption, RemoteLink};
+use crate::spec::{ExportOption, ModelLink, RemoteLink};
 use crate::tenant::{TenantName, TenantOption};
 use headworks_control::RpcFault;
 use headworks_front::limits::LimitTarget;
@@ -43,6 +43,8 @@ pub struct DeviceNode {
     pub volumes: Arc<[VolumeId]>,
     /// The server that it is behind.
     pub remote: Option<RemoteLink>,
+    /// The modelled disk whose time it takes.
+    pub model: Option<ModelLink>,
 }
 
 /// An export in the tree.
@@ -194,7 +196,7 @@ impl Tree {
         &mut self,
         volume: VolumeId,
         (device, owner): (DeviceId, ShardId),
-        remote: Option<&RemoteLink>,
+        (remote, model): (Option<&RemoteLink>, Option<&ModelLink>),
     ) {
         match self.devices.iter_mut().find(|known| known.id == device) {
             Some(known) if known.volumes.contains(&volume) => {}
@@ -202,8 +204,8 @@ impl Tree {
                 known.volumes = known.volumes.iter().copied().chain([volume]).collect();
             }
             None => {
-                let (volumes, remote) = ([volume].into(), remote.cloned());
-                self.devices.push(DeviceNode { id: device, owner, volumes, remote });
+                let (volumes, remote, model) = ([volume].into(), remote.cloned(), model.cloned());
+                self.devices.push(DeviceNode { id: device, owner, volumes, remote, model });
                 self.devices.sort_by_key(|device| device.id);
             }
         }
@@ -221,6 +223,11 @@ impl Tree {
     /// The server that an export's device is behind.
     pub fn remote_of(&self, entry: &ExportNode) -> Option<&RemoteLink> {
         self.devices.iter().find(|device| device.id == entry.device)?.remote.as_ref()
+    }
+
+    /// The modelled disk whose time an export's device takes.
+    pub fn model_of(&self, entry: &ExportNode) -> Option<&ModelLink> {
+        self.device(entry.device)?.model.as_ref()
     }
 
     /// Finds an export; none if it was removed.
@@ -412,6 +419,7 @@ pub(super) mod tests {
             owner: ShardId(0),
             volumes: volumes.iter().copied().map(VolumeId).collect(),
             remote: None,
+            model: None,
         };
         let export = |name: &str, volume, device| ExportNode {
             id: ExportId(volume),

@@ -36,6 +36,8 @@ pub struct WhySnapshot {
     pub device_state: DeviceState,
     /// The server that the device is behind, and the state of its connections.
     pub remote: Option<String>,
+    /// How late the modelled disk is that the device takes the time of.
+    pub model: Option<answers::Model>,
     /// Whether the time in the cache is that of flushes, see [`Slowness::waits_for_write_out`].
     pub waits_for_write_out: bool,
     /// Name of the export in paths.
@@ -332,6 +334,8 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
     let notes = sentences.chain(blame.map(Blame::sentence));
     let remote = facts.remote.iter().map(|told| format!("{} is {told}", facts.device));
     let notes = notes.chain(remote);
+    let late = facts.model.iter().filter_map(|model| model.told.as_ref());
+    let notes = notes.chain(late.map(|told| format!("{}: {told}", facts.device)));
     let notes = notes.chain(facts.buffer_wait.iter().map(|wait| wait.note(&facts.export)));
     let notes = notes.chain(facts.target.iter().map(OwnTarget::note));
     let notes: Vec<String> = notes.chain(facts.held.iter().map(HeldByTarget::note)).collect();
@@ -339,6 +343,7 @@ pub fn why(facts: &WhySnapshot, now: Instant, slowness: &Slowness<'_>) -> answer
         export: Some(facts.export.clone()),
         sentence,
         device_state: Some(facts.device_state.name().to_owned()),
+        model: facts.model.clone(),
         state: verdict.name().to_owned(),
         slow,
         seconds: filter.seconds.min(SECONDS as u64),

@@ -263,6 +263,12 @@ impl Default for Histogram {
     }
 }
 
+impl From<&headworks_core::stats::Histogram> for Histogram {
+    fn from(of: &headworks_core::stats::Histogram) -> Self {
+        Self { counts: *of.counts() }
+    }
+}
+
 impl Histogram {
     /// Adds the durations of another one.
     pub fn add(&mut self, other: &Self) {

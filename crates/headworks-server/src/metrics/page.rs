@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::stats::TargetCounts;
 use headworks_core::{DeviceState, ExportId, Op, TenantId, WaitKind};
+use headworks_images::ModelTimes;
 use headworks_nbd::device::{RemoteReport, RemoteState};
 
 use super::exports::put_exports;
@@ -13,7 +14,7 @@ use super::text::{MetricType, MetricsPage, seconds};
 use crate::control::in_flight::InFlightExports;
 use crate::control::queries::{Latencies, LimitReports, Queries, TargetTotals};
 use crate::control::tree::{DeviceNode, ExportNode, TenantNode, Tree, device_name};
-use crate::latency::{ROWS, request_name, row_name};
+use crate::latency::{Histogram, ROWS, request_name, row_name};
 use crate::messages::query::{BufferStats, DeviceReport, LatencyReport};
 use crate::tenant::TenantName;
 use headworks_control::RpcFault;
@@ -103,6 +104,7 @@ fn put_devices(
     }
     put_oldest(page, (tree, names), &queries.in_flight(tree)?, &reports);
     put_remotes(page, tree);
+    put_models(page, tree);
     let name = "headworks_device_bulk_limit_bytes";
     let help = "Most bytes in the device of exports without a latency target or with a looser one; absent without a target.";
     page.family(name, MetricType::Gauge, help);
@@ -208,6 +210,40 @@ fn put_remotes(page: &mut MetricsPage, tree: &Tree) {
         page.family(name, metric, help);
         for (device, uri, report) in &remotes {
             page.sample(name, &[("device", device.as_str()), ("remote", *uri)], of(report));
+        }
+    }
+}
+
+/// How long the commands of modelled disks took by their models, and how late they were answered.
+fn put_models(page: &mut MetricsPage, tree: &Tree) {
+    let models: Vec<_> = tree
+        .devices
+        .iter()
+        .filter_map(|device| Some((device_name(device.id), device.model.as_ref()?)))
+        .map(|(device, link)| (device, link.name.as_str(), link.status.times()))
+        .collect();
+    type Of = fn(&ModelTimes) -> (&headworks_core::stats::Histogram, u64);
+    let rows: [(&str, &str, Of); 2] = [
+        (
+            "headworks_model_seconds",
+            "What commands of a model: device take by the model.",
+            |times| (&times.modelled, times.modelled_ns),
+        ),
+        (
+            "headworks_model_late_seconds",
+            "How much later than the model's time commands of a model: device were answered.",
+            |times| (&times.late, times.late_ns),
+        ),
+    ];
+    if models.is_empty() {
+        return;
+    }
+    for (name, help, of) in rows {
+        page.family(name, MetricType::Histogram, help);
+        for (device, model, times) in &models {
+            let (row, sum_ns) = of(times);
+            let labels = [("device", device.as_str()), ("model", *model)];
+            page.histogram(name, &labels, &Histogram::from(row), sum_ns);
         }
     }
 }

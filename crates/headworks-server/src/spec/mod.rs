@@ -38,6 +38,7 @@ pub(crate) use self::export_options::ExportOption;
 pub use self::export_options::{ExportOptions, UncleanPolicy};
 use self::keys::{Keys, is_of_export, list};
 pub use self::layers::Layer;
+pub(crate) use self::model::ModelLink;
 pub use self::model::{DiskDescription, Model};
 pub use self::nbd::Remote;
 pub(crate) use self::nbd::RemoteLink;
@@ -324,17 +325,35 @@ impl Spec {
         size.get_or_insert(default);
     }
 
-    /// Wraps the innermost device, whose smallest block is `block` bytes.
+    /// What others are to know of the outermost modelled disk, once the device is wrapped with it.
+    pub(crate) fn model_link(&self) -> Option<ModelLink> {
+        self.wrappers.iter().find_map(|wrapper| match wrapper {
+            Wrapper::Model(model) => Some(model.link()),
+            _ => None,
+        })
+    }
+
+    /// Wraps the innermost device, whose smallest block is `block` bytes; the outermost modelled disk counts its times in `link`.
     #[must_use]
-    pub fn wrap(&self, block: u32, base: Box<dyn Device>) -> Box<dyn Device> {
-        let inside_out = self.wrappers.iter().rev();
-        inside_out.fold(base, |below, wrapper| match wrapper {
+    pub(crate) fn wrap(
+        &self,
+        block: u32,
+        base: Box<dyn Device>,
+        link: Option<&ModelLink>,
+    ) -> Box<dyn Device> {
+        let is_model = |wrapper: &Wrapper| matches!(wrapper, Wrapper::Model(_));
+        let outermost = self.wrappers.iter().position(is_model);
+        let inside_out = self.wrappers.iter().enumerate().rev();
+        inside_out.fold(base, |below, (index, wrapper)| match wrapper {
             Wrapper::Delay(options) => Box::new(DelayDevice::new(*options, below)),
             Wrapper::Error(options) => {
                 Box::new(FilterDevice::new(ErrorFilter::new(options.clone()), below))
             }
             Wrapper::Powercut(powercut) => Box::new(powercut.device(block, below)),
-            Wrapper::Model(model) => Box::new(model.device(below)),
+            Wrapper::Model(model) => {
+                let link = link.filter(|_| Some(index) == outermost);
+                Box::new(model.device(below, link))
+            }
         })
     }
 
@@ -736,7 +755,7 @@ mod tests {
             [("error:of=delay:all=1us,of=null:", 0), ("delay:all=1us,of=error:of=null:", 1000)]
         {
             let spec = Spec::parse(text).unwrap();
-            let mut bench = Bench::new(spec.wrap(512, Box::new(NullDevice)));
+            let mut bench = Bench::new(spec.wrap(512, Box::new(NullDevice), None));
             let start = bench.now;
             let done = bench.run(Op::Flush, BioFlags::NONE, 0, 0);
             assert_eq!(done.status, Err(IoError::Medium));

@@ -16,12 +16,13 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use headworks::Device;
+use headworks_control::answers;
 use headworks_core::{ConfigError, QueueOptions};
 use headworks_disks::{Disk, Field, NAMED, NamedDisk, Unit};
-use headworks_images::{ModelDevice, ModelEvent, ModelTimes};
+use headworks_images::{ModelDevice, ModelEvent, ModelStatus, ModelTimes};
 use toml::de::DeTable;
 
 use super::keys::{Keys, list, split_value};
@@ -135,8 +136,13 @@ impl Model {
         Err(ConfigError::new("model", message))
     }
 
-    /// The disk in front of a device.
-    pub(super) fn device(&self, below: Box<dyn Device>) -> ModelDevice {
+    /// What others are to know of the disk.
+    pub(super) fn link(&self) -> ModelLink {
+        ModelLink { name: self.name.clone(), status: Arc::default() }
+    }
+
+    /// The disk in front of a device, which counts its times in `link`.
+    pub(super) fn device(&self, below: Box<dyn Device>, link: Option<&ModelLink>) -> ModelDevice {
         let name = self.name.clone();
         let events = move |event: ModelEvent<'_>| match event {
             ModelEvent::TooSlow(times) => tracing::warn!(
@@ -145,7 +151,11 @@ impl Model {
             ),
             ModelEvent::Ended(times) => tracing::info!("model {name}: {}", said(times)),
         };
-        ModelDevice::new(&self.disk, self.seed, below, Box::new(events))
+        let device = ModelDevice::new(&self.disk, self.seed, below, Box::new(events));
+        match link {
+            Some(link) => device.with_status(Arc::clone(&link.status)),
+            None => device,
+        }
     }
 
     /// Options of the queue of the disk in front of a device.
@@ -169,14 +179,60 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 /// How long the commands of a disk took, in a sentence.
 fn said(times: &ModelTimes) -> String {
     let us = |ns: u64| format!("{:.1} us", ns as f64 / 1e3);
-    let ModelTimes { modelled, late } = times;
+    let ModelTimes { modelled, late, modelled_ns, late_ns } = times;
     format!(
-        "{} commands took {} (median) by the model; half of the answers came at most {} later, 99 of 100 at most {}",
+        "{} commands took {} (median) by the model; half of the answers came at most {} later, 99 of 100 at most {}, all together {} of {}",
         late.count(),
         us(modelled.percentile(500)),
         us(late.percentile(500)),
         us(late.percentile(990)),
+        seconds_word(*late_ns),
+        seconds_word(*modelled_ns),
     )
+}
+
+fn seconds_word(ns: u64) -> String {
+    format!("{:.3} s", ns as f64 / 1e9)
+}
+
+/// What threads other than the device's know of a modelled disk.
+#[derive(Clone, Debug)]
+pub struct ModelLink {
+    /// The profile as the user named it.
+    pub name: String,
+    /// How late it is answered.
+    pub status: Arc<ModelStatus>,
+}
+
+impl ModelLink {
+    /// How late the answers are, in a sentence; none unless figures are wrong for it.
+    pub fn told(&self, times: &ModelTimes) -> Option<String> {
+        let sentence = || {
+            format!(
+                "the machine was late by {} in {} of the modelled disk {}, so figures are of the machine and not of the model",
+                seconds_word(times.late_ns),
+                seconds_word(times.modelled_ns),
+                self.name
+            )
+        };
+        times.are_wrong().then(sentence)
+    }
+
+    /// The times for clients of the control socket.
+    pub fn answer(&self) -> answers::Model {
+        let times = self.status.times();
+        let micros = |ns: u64| ns as f64 / 1e3;
+        answers::Model {
+            name: self.name.clone(),
+            commands: times.late.count(),
+            modelled_s: times.modelled_ns as f64 / 1e9,
+            late_s: times.late_ns as f64 / 1e9,
+            late_p50_us: micros(times.late.percentile(500)),
+            late_p99_us: micros(times.late.percentile(990)),
+            too_slow: times.are_wrong(),
+            told: self.told(&times),
+        }
+    }
 }
 
 impl DiskDescription {

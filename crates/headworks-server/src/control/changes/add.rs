@@ -391,10 +391,13 @@ impl LiveChanges {
             read_only: !spec.writes() || config.options.read_only,
             volatile: device.queue.write_cache && !config.options.read_only,
         };
-        let remote = inventory.volumes.get(&volume.0).and_then(|it| it.origin.remote.clone());
+        let origin = inventory.volumes.get(&volume.0).map(|it| &it.origin);
+        let remote = origin.and_then(|origin| origin.remote.clone());
+        let model = origin.and_then(|origin| origin.model.clone());
         self.tree.change(|tree| {
             tree.exports.push(entry.clone());
-            tree.put_volume(volume, (config.device, device.owner), remote.as_ref());
+            let links = (remote.as_ref(), model.as_ref());
+            tree.put_volume(volume, (config.device, device.owner), links);
         });
         self.settings.divide_parts()?;
         Ok(entry)

@@ -154,7 +154,7 @@ impl LiveChanges {
         let owner = inventory.devices.get(&device.0).ok_or_else(stopping)?.config.owner;
         self.tree.change(|tree| {
             tree.bases.push(volume);
-            tree.put_volume(volume, (device, owner), None);
+            tree.put_volume(volume, (device, owner), (None, None));
         });
         drop(guard);
         // Before anything is put on it.

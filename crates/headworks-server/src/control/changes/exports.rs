@@ -14,6 +14,7 @@ use crate::control::queries::NodeCounts;
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
+use crate::spec::ModelLink;
 use headworks_control::{RpcFault, answers};
 use headworks_front::limits::LimitTarget;
 
@@ -80,6 +81,7 @@ impl LiveChanges {
                     }
                     remote
                 }),
+                model: tree.model_of(entry).map(ModelLink::answer),
                 in_flight: in_flight.get(&entry.id).map(InFlight::answer).unwrap_or_default(),
             })
         };
