@@ -27,6 +27,7 @@ check "it is read over NBD" bench --uri "nbd+unix:///disk?socket=$SOCKET" --rw r
 check "four queues that poll" bench --uri "$AT" --overwrite --rw randrw --verify --threads 4 --poll
 check "indirect tables" bench --uri "$AT&indirect=1" --overwrite --rw randrw --verify
 check "64 KiB in 16 pieces" bench --uri "$AT&indirect=1&pieces=16" --overwrite --bs 64k --fill --rw randrw --verify
+check "pieces of less than a sector" refuses 'multiple of 512 bytes' --uri "$AT&pieces=16" --bs 4k
 check "more queues than the device has" refuses 'queues' --uri "$AT" --threads 65
 check "blocks of 100 bytes" refuses 'blocks of 512 bytes' --uri "$AT" --bs 100
 bench --uri "$AT" --json >"$DIR/bench.json"

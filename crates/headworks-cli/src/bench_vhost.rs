@@ -4,13 +4,15 @@
 //! ```text
 //!   vhost-user+unix:///?socket=PATH[&indirect=1][&pieces=N]
 //!      indirect=1     each request is a table of descriptors, as Linux's driver sends requests of several pages
-//!      pieces=N       data descriptors of a request, 1 to 126
+//!      pieces=N       data descriptors of a request, 1 to 126: equal parts of the buffer from its end to its beginning, so that none touches
+//!                     the one before it, and a device that joins neighbours has as many
 //! ```
 //!
 //! A queue has a thread, which submits, waits by sleeping or polling, and checks contents as the benchmark of NBD does: writes carry stamps,
 //! each queue has its own part of the disk, and everything written is read back. The report has the CPU time of both sides, because
 //! requests per CPU second decide: the device's from /proc, if it is a process of this machine that may be read.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
@@ -223,8 +225,14 @@ fn check(options: &BenchVhostOptions, driver: &Driver) -> Result<u64, String> {
     if !bytes.is_multiple_of(unit) {
         return Err(format!("bs={bytes}: the device has blocks of {unit} bytes"));
     }
-    if u32::from(options.target.pieces) > disk.segments_max {
+    let pieces = u32::from(options.target.pieces);
+    if pieces > disk.segments_max {
         return Err(format!("pieces: the device takes {} at most", disk.segments_max));
+    }
+    if !options.block_bytes.is_multiple_of(pieces * SECTOR_BYTES as u32) {
+        return Err(format!(
+            "pieces={pieces} of bs={bytes}: each is a multiple of {SECTOR_BYTES} bytes"
+        ));
     }
     let blocks = options.size.unwrap_or(u64::MAX).min(disk.size) / bytes;
     let needed = u64::from(options.queues);
@@ -234,9 +242,6 @@ fn check(options: &BenchVhostOptions, driver: &Driver) -> Result<u64, String> {
         ));
     }
     let verifies = options.verify != Verify::Off;
-    if verifies && !bytes.is_multiple_of(SECTOR_BYTES as u64) {
-        return Err(format!("verify needs blocks of a multiple of {SECTOR_BYTES} bytes"));
-    }
     if verifies && blocks > VERIFIED_BLOCKS_MAX {
         return Err(format!("verify remembers {VERIFIED_BLOCKS_MAX} blocks at most; pass --size"));
     }
@@ -313,6 +318,8 @@ struct Feeder<'a> {
     prng: Prng,
     next: u64,
     versions: Option<Versions>,
+    /// Parts of a buffer in the order of the data.
+    pieces: Vec<(u32, u32)>,
     pending: Vec<Pending>,
     free: Vec<u16>,
     finished: Vec<SlotStatus>,
@@ -333,6 +340,9 @@ fn feeders<'a>(
     let parts = u64::from(options.queues);
     let is_sequential = matches!(options.pattern, Pattern::Read | Pattern::Write);
     let divides = is_sequential || options.verify != Verify::Off;
+    let piece = options.block_bytes / u32::from(options.target.pieces);
+    let pieces: Vec<_> =
+        (0..u32::from(options.target.pieces)).rev().map(|part| (part * piece, piece)).collect();
     let feeder = |(index, queue): (u64, &'a mut Queue)| {
         let (begin, end) = (blocks * index / parts, blocks * (index + 1) / parts);
         let (first, count) = if divides { (begin, end - begin) } else { (0, blocks) };
@@ -358,6 +368,7 @@ fn feeders<'a>(
             prng,
             next: 0,
             versions: untouched.map(|content| Versions::new(count as usize, content)),
+            pieces: pieces.clone(),
             pending: vec![Pending::default(); usize::from(depth)],
             free: (0..depth).collect(),
             finished: Vec::with_capacity(usize::from(depth)),
@@ -434,12 +445,13 @@ impl Feeder<'_> {
                 versions.begin(block as usize);
                 if is_write {
                     let version = versions.next(block as usize);
-                    let buffer = &mut self.queue.buffer(slot)[..block_bytes as usize];
-                    stamp::fill(buffer, seed, offset, version);
+                    let buffer = self.queue.buffer(slot);
+                    for (part, at) in parts(&self.pieces, offset) {
+                        stamp::fill(&mut buffer[part], seed, at, version);
+                    }
                 }
             }
-            let op = if is_write { RequestOp::Write } else { RequestOp::Read };
-            self.queue.put(slot, op, offset, block_bytes, 0);
+            self.queue.put_pieces(slot, !is_write, offset, &self.pieces);
             self.pending[usize::from(slot)] = Pending { block, is_write, submitted_ns: now_ns };
         }
     }
@@ -523,13 +535,25 @@ impl Feeder<'_> {
         if is_done && expected != Expected::Anything {
             let Share { first, block_bytes, seed, .. } = self.share;
             let offset = (first + pending.block) * u64::from(block_bytes);
-            let buffer = &self.queue.buffer(slot)[..block_bytes as usize];
-            stamp::check(buffer, seed, offset, expected)
-                .map_err(|error| format!("verification failed: {error}"))?;
+            let buffer = self.queue.buffer(slot);
+            for (part, at) in parts(&self.pieces, offset) {
+                stamp::check(&buffer[part], seed, at, expected)
+                    .map_err(|error| format!("verification failed: {error}"))?;
+            }
             self.results.verified += 1;
         }
         Ok(())
     }
+}
+
+/// The parts of a buffer with their places on the disk, for data that begin at `offset`.
+fn parts(pieces: &[(u32, u32)], offset: u64) -> impl Iterator<Item = (Range<usize>, u64)> + '_ {
+    let mut next = offset;
+    pieces.iter().map(move |(from, len)| {
+        let at = next;
+        next += u64::from(*len);
+        (*from as usize..(*from + *len) as usize, at)
+    })
 }
 
 /// User and system time of this thread.
