@@ -177,10 +177,10 @@ impl Aio {
             event_fd: fd as u32,
             ..Iocb::default()
         };
-        let mut reads = [&raw mut read];
+        let (count, mut reads): (libc::c_long, _) = (1, [&raw mut read]);
         // SAFETY: a context and one request of it, a read of no bytes, which ends within the call: nothing is used after it.
         let begun =
-            unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, reads.as_mut_ptr()) };
+            unsafe { libc::syscall(libc::SYS_io_submit, self.context, count, reads.as_mut_ptr()) };
         // Everything that has ended is taken. Another thread may store an older place: the next signal takes the rest.
         let ended = self.ended();
         ended.head.store(ended.tail.load(Ordering::Acquire), Ordering::Release);
