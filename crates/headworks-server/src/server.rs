@@ -615,6 +615,8 @@ mod answer_tests;
 #[cfg(test)]
 mod change_tests;
 #[cfg(test)]
+mod foreign_driver_tests;
+#[cfg(test)]
 mod in_flight_tests;
 #[cfg(test)]
 mod limit_tests;

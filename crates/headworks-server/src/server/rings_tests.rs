@@ -33,7 +33,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    fn uri(&self, export: &str) -> Uri {
+    pub(super) fn uri(&self, export: &str) -> Uri {
         let path = self.path("nbd");
         format!("nbd+unix:///{export}?socket={}", path.display()).parse().unwrap()
     }
