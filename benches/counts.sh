@@ -9,6 +9,9 @@
 #   look        million instructions of the server for `ctl why`, `top --batch 1` and a scrape together, with 20 exports of two tenants: what
 #               a watcher costs each second (benches/looks.sh has its part of the requests)
 #   calls-*     system calls of the server for a request over NBD, at depth 1 (benches/calls.py)
+#   handle-read, c-api-read  instructions of a read of 4 KiB of a null device at depth 32, in batches of 8: through a handle of the library
+#               (`headworks-lab run handle`), and through the C API with the same loop (benches/c_api.c), where libheadworks_c.so is built
+#   c-api-ratio the second over the first
 #   copies-*    bytes that the program copies for each byte of a request: in one connection, and in the page cache (`run cached`)
 #
 # All by valgrind, which needs no counters of the processor; the kernel's instructions and copies are not counted. Two runs of different
@@ -103,10 +106,12 @@ count_looks() { # LOOKS
 over() { awk -v a="$1" -v b="$2" -v n="$3" -v format="%.${4:-1}f" 'BEGIN { printf format, (b - a) / n }'; }
 
 status=0 lines=()
+declare -A counted=()
 is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
 # Says what a figure is worth.
 verdict() { # NAME FIGURE UNIT TOLERANCE
     local name=$1 figure=$2 unit=$3 more=$4 most goal of verdict
+    counted[$name]=$figure
     IFS=$'\t' read -r most goal of < <(awk -F '\t' -v p="$profile" -v n="$name" '$1 == p && $2 == n { print $3 "\t" $4 "\t" $5 }' $ceilings)
     lines+=("$profile"$'\t'"$name"$'\t'"$figure"$'\t'"${goal:--}"$'\t'"$compiler")
     if [ -z "${most:-}" ]; then
@@ -141,6 +146,20 @@ for op in read write; do
     figure receive-$op "instructions a $op of 4 KiB" 1 100 300 $((200 * 64)) 1 "${callgrind[@]}" "${lab[@]}" receive-path --op $op --rounds @
     figure copies-$op "bytes for a byte, $op of 4 KiB" 1 100 300 $((200 * 64 * 4096)) 3 "${copies[@]}" "${lab[@]}" receive-path --op $op --rounds @
 done
+if is_wanted c-api; then
+    if [ ! -e "$BIN/libheadworks_c.so" ]; then
+        echo "c-api: not counted: there is no $BIN/libheadworks_c.so"
+    else
+        strip --strip-debug -o "$scratch/libheadworks_c.so" "$BIN/libheadworks_c.so" &&
+            cc -std=gnu11 -O2 -Icrates/headworks-c/include benches/c_api.c -o "$scratch/c_api" -L"$scratch" -lheadworks_c "-Wl,-rpath,$scratch" || exit 1
+        # All three by one name: the ratio needs both.
+        wanted+=(${wanted[0]:+handle-read c-api-read})
+        figure handle-read "instructions a read by a handle" 1 10000 40000 30000 1 "${callgrind[@]}" "${lab[@]}" handle --ios @
+        figure c-api-read "instructions a read by the C API" 1 10000 40000 30000 1 "${callgrind[@]}" "$scratch/c_api" null:size=1G @ 32
+        verdict c-api-ratio "$(awk -v a="${counted[handle-read]}" -v b="${counted[c-api-read]}" 'BEGIN { printf "%.3f", b / a }')" \
+            "times those of the handle" 1
+    fi
+fi
 if is_wanted look; then
     # The first one finds what it needs for the others.
     short=$(count_looks 1) && long=$(count_looks 3) || exit 1

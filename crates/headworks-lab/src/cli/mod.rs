@@ -9,6 +9,7 @@ mod cached;
 mod fit_hdd;
 mod front;
 mod generate;
+mod handle;
 mod joints;
 mod list;
 mod output;

@@ -20,8 +20,8 @@ use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
 use crate::cli::{
-    USAGE, bfq, bfq_linux, cached, complain, fit_hdd, front, joints, list, receive_path, remote,
-    seed002, seed003, tables, vhost_kill,
+    USAGE, bfq, bfq_linux, cached, complain, fit_hdd, front, handle, joints, list, receive_path,
+    remote, seed002, seed003, tables, vhost_kill,
 };
 use crate::crash;
 use crate::experiment::ExperimentName;
@@ -71,6 +71,8 @@ pub enum Experiment {
     /// Requests through one connection of the server and their replies back, without a shard: for counting instructions
     /// (benches/counts.sh)
     ReceivePath(receive_path::ReceivePathArgs),
+    /// Reads through a handle of the library, in batches: for counting instructions (benches/counts.sh, benches/c-api.sh)
+    Handle(handle::HandleArgs),
     /// Kills a vhost-user server again and again under verified requests, and connects again with the in-flight region
     VhostKill(vhost_kill::VhostKillArgs),
     /// Searches for the parameters of the disk of seed-000
@@ -197,6 +199,7 @@ impl Experiment {
             Self::DirtyShares(_) => "dirty-shares",
             Self::Cached(_) => "cached",
             Self::ReceivePath(_) => "receive-path",
+            Self::Handle(_) => "handle",
             Self::VhostKill(_) => "vhost-kill",
             Self::FitHdd(_) => "fit-hdd",
             Self::Smoke { .. } => "smoke",
@@ -241,6 +244,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::DirtyShares(options) => return options.run(ExperimentName::DirtyShares),
         Experiment::Cached(options) => return options.run(),
         Experiment::ReceivePath(options) => return options.run(),
+        Experiment::Handle(options) => return options.run(),
         Experiment::VhostKill(options) => return options.run(),
         Experiment::FitHdd(options) => return fit_hdd::run(&options),
         Experiment::Smoke { shards: Some(shards), .. }
