@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 17
 # Many clients: 200 at once, one too many, no file left, half-open handshakes, those of TLS too, damaged sessions, thousands of visits.
 . "$(dirname "$0")/lib.sh"

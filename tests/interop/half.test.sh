@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 60
 # Clients of one export that begin writes and do not end them, slow links, suspended copies, half handshakes: requests of every size of a client
 # of another export are answered beside them, the slow ones get their bytes, and memory stays within --buffers.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 30
 # A device that answers nothing, with 66 and 1000 clients, and with large reads: another export of its thread is read as before, every
 # client is answered in time, and the log and `ctl` say what happens. Stops and drains beside one delay no other export.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine
+# matrix: either
 # seconds: 24
 # Malformed, hostile and lazy clients: they lose their own connection at most.
 . "$(dirname "$0")/lib.sh"
