@@ -22,9 +22,46 @@ pub struct Disk {
     pub(crate) block_size: u32,
 }
 
+/// Blocks the signals of the calling thread while it exists, so that threads that are started meanwhile have none: handlers of the program run on
+/// its own threads. Those that a thread causes itself stay, since one that is blocked ends the process unheard.
+struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    fn new() -> Self {
+        let mut blocked = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the first call fills `blocked`, the last one `before`, which nothing but a wrong first argument keeps it from.
+        unsafe {
+            libc::sigfillset(blocked.as_mut_ptr());
+            for own in [
+                libc::SIGSEGV,
+                libc::SIGBUS,
+                libc::SIGILL,
+                libc::SIGFPE,
+                libc::SIGTRAP,
+                libc::SIGSYS,
+            ] {
+                libc::sigdelset(blocked.as_mut_ptr(), own);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the mask that the thread had before.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
+        };
+    }
+}
+
 impl Disk {
     /// Opens what a SPEC names.
     pub(crate) fn open(spec: &str, settings: &Settings) -> Result<Self, Failure> {
+        let _blocked = SignalsBlocked::new();
         let mut export = ExportSpec::parse(spec, true)?;
         export.read_only |= settings.read_only;
         let read_only = !export.writes();

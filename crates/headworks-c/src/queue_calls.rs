@@ -420,3 +420,33 @@ unsafe fn transfer_pieces(
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{hw_close, hw_open, hw_queue_at};
+
+    #[test]
+    fn queue_does_nothing_more_after_a_panic_in_a_call() {
+        let mut disk = std::ptr::null_mut();
+        let mut done = Completion::default();
+        // SAFETY: a C string, room for a pointer; the disk is open until the end.
+        unsafe {
+            assert_eq!(hw_open(c"mem:size=1M".as_ptr(), std::ptr::null(), &raw mut disk), 0);
+            let queue = hw_queue_at(disk, 0);
+            assert_eq!(
+                on(queue, |_| -> Result<c_int, Failure> { panic!("half done") }),
+                -libc::ENOTRECOVERABLE
+            );
+            for code in [
+                hw_flush(queue, 0),
+                hw_submit(queue),
+                hw_reap(queue, &raw mut done, 1),
+                hw_wait(queue, -1),
+            ] {
+                assert_eq!(code, -libc::ENOTRECOVERABLE);
+            }
+            assert_eq!(hw_close(disk), 0);
+        }
+    }
+}

@@ -95,6 +95,26 @@ fn data_come_back_by_slot_by_buffer_and_by_pieces() {
 }
 
 #[test]
+fn hole_is_zeros_in_the_memory_of_the_program_and_a_flag_of_a_slot() {
+    let disk = open_with("null:size=1M", &options());
+    let mut bytes = [1_u8; BLOCK];
+    // SAFETY: as above.
+    unsafe {
+        let queue = hw_queue_at(disk, 0);
+        assert_eq!(hw_read(queue, 0, bytes.as_mut_ptr().cast(), BLOCK as u32, 0, 0), 0);
+        assert_eq!(reap(queue, 1)[0].flags, 0);
+        assert!(bytes == [0; BLOCK]);
+        for (flags, hole) in [(HW_HOLE_OK, HW_COMPLETION_HOLE), (0, 0)] {
+            let slot = hw_slot(queue) as u32;
+            assert_eq!(hw_put(queue, slot, HW_READ, 0, BLOCK as u32, flags, 0), 0);
+            assert_eq!(reap(queue, 1)[0].flags, hole);
+            assert_eq!(hw_release(queue, slot), 0);
+        }
+        assert_eq!(hw_close(disk), 0);
+    }
+}
+
+#[test]
 fn calls_that_wait_take_any_length_and_a_cache_any_bytes() {
     let options = Options { cache_bytes: 1 << 20, ..options() };
     let disk = open_with("mem:size=1M,cache=writeback", &options);
@@ -175,6 +195,7 @@ fn wrong_arguments_are_refused_with_a_sentence_and_cost_no_slot() {
         refused(hw_read(queue, 0, null_mut(), 512, 0, 0), "buffer is null");
         refused(hw_read(queue, 0, buffer, 0, 0, 0), "0 bytes");
         refused(hw_read(queue, 1 << 20, buffer, 512, 0, 0), "beyond the end");
+        refused(hw_read(queue, (1 << 20) - 511, buffer, 512, 0, 0), "beyond the end");
         refused(hw_read(queue, u64::MAX - 511, buffer, 512, 0, 0), "beyond the end");
         refused(hw_read(queue, 0, buffer, 1 << 17, 0, 0), "at most 65536");
         refused(hw_read(queue, 0, buffer, 512, HW_FUA, 0), "flags");
@@ -275,6 +296,47 @@ fn descriptor_is_readable_when_there_is_a_completion_and_waits_end() {
         assert!(early == 0 || early == 1, "{early}");
         assert_eq!(hw_wait(queue, 60_000), 1);
         assert_eq!(reap(queue, 1)[0].user_data, 2);
+        assert_eq!(hw_close(disk), 0);
+    }
+}
+
+/// The signals that each thread of a name blocks, as bits.
+fn blocked_by(name: &str) -> Vec<u64> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let statuses =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let field = |status: &str, field: &str| {
+        status.lines().find_map(|line| Some(line.strip_prefix(field)?.trim().to_owned()))
+    };
+    let named = statuses.filter(|status| field(status, "Name:").as_deref() == Some(name));
+    named
+        .map(|status| u64::from_str_radix(&field(&status, "SigBlk:").unwrap(), 16).unwrap())
+        .collect()
+}
+
+#[test]
+fn threads_of_the_library_take_no_signals() {
+    let bit = |signal: c_int| 1_u64 << (signal - 1);
+    let disk = open_with("mem:size=1M", &Options { engine: HW_ENGINE_THREADS, ..options() });
+    let masks = blocked_by("headworks-owner");
+    assert!(!masks.is_empty());
+    for mask in masks {
+        assert!(mask & bit(libc::SIGINT) != 0 && mask & bit(libc::SIGCHLD) != 0, "{mask:x}");
+        assert!(mask & bit(libc::SIGSEGV) == 0, "{mask:x}");
+    }
+    let mut own = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the call fills the set.
+    let own = unsafe {
+        libc::pthread_sigmask(libc::SIG_SETMASK, null(), own.as_mut_ptr());
+        own.assume_init()
+    };
+    // SAFETY: a set, and an open disk.
+    unsafe {
+        assert_eq!(
+            libc::sigismember(&raw const own, libc::SIGINT),
+            0,
+            "the caller's mask is as before"
+        );
         assert_eq!(hw_close(disk), 0);
     }
 }
