@@ -52,6 +52,20 @@ if [ -e "$LIBRARY/libheadworks_c.a" ]; then
     rm -f libheadworks_c.a pattern-static
 fi
 
+# As it is installed.
+install_library() { # what `make library` has built stands for any build
+    make -s -C "$SOURCES" "$1" LIBRARY="$LIBRARY/libheadworks_c" DESTDIR="$DIR/root" PREFIX=/usr STRIP=true 2>&1
+}
+if command -v make >/dev/null && [ -e "$LIBRARY/libheadworks_c.a" ]; then
+    check "make install-library" install_library install-library
+    check "a program compiles with what it installs" cc -I"$DIR/root/usr/include" pattern.c -o pattern-installed -L"$DIR/root/usr/lib" -lheadworks_c
+    check "and runs" env LD_LIBRARY_PATH="$DIR/root/usr/lib" ./pattern-installed mem:size=1M
+    check "headworks.pc names the version of the library" \
+        grep -qx "Version: $(./pattern mem:size=1M | sed 's/.*version //')" "$DIR/root/usr/lib/pkgconfig/headworks.pc"
+    check "make uninstall-library leaves no file" eval 'install_library uninstall-library && [ -z "$(find "$DIR/root" -type f)" ]'
+    rm -rf root pattern-installed
+fi
+
 # What a program is told.
 refused() { # WORDS SPEC
     local said
