@@ -24,10 +24,16 @@ shared=(-L"$DIR" -lheadworks_c "-Wl,-rpath,$DIR")
 # Every call, round after round.
 all=file:path=$IMAGES/c.img,size=1M
 rounds=${ROUNDS:-1000}
-if compile c_api.asan "$HERE/c_api.c" -fsanitize=address,undefined -fno-sanitize-recover "${shared[@]}" 2>asan.log; then
-    check "every call, $rounds opens and closes, AddressSanitizer" ./c_api.asan "$all" "$rounds" "$ENGINE"
+sanitized=(-fsanitize=address,undefined -fno-sanitize-recover)
+# Its shadow has a fixed place, which a kernel with much randomness of addresses may give away; and it looks for leaks by ptrace.
+fixed=()
+! setarch -R true 2>/dev/null || fixed=(setarch -R)
+echo 'int main(void) { return 0; }' >nothing.c
+if compile nothing nothing.c "${sanitized[@]}" 2>asan.log && "${fixed[@]}" ./nothing 2>asan.log; then
+    compile c_api.asan "$HERE/c_api.c" "${sanitized[@]}" "${shared[@]}"
+    check "every call, $rounds opens and closes, AddressSanitizer" "${fixed[@]}" ./c_api.asan "$all" "$rounds" "$ENGINE"
 else
-    skip "AddressSanitizer" "$(head -n 1 asan.log)"
+    skip "AddressSanitizer" "it does not work here: $(head -n 1 asan.log)"
 fi
 [ "$ENGINE" = threads ] || exit $BAD
 
