@@ -91,6 +91,7 @@ install-library: ## the C API, its header and headworks.pc: PREFIX=/usr/local DE
 	install -D -m 644 crates/headworks-c/include/headworks.h $(DESTDIR)$(PREFIX)/include/headworks.h
 	install -D -m 755 -s --strip-program=$(STRIP) $(LIBRARY).so $(LIB)/libheadworks_c.so
 	install -D -m 644 $(LIBRARY).a $(LIB)/libheadworks_c.a
+	$(STRIP) --strip-debug $(LIB)/libheadworks_c.a
 	install -d $(LIB)/pkgconfig
 	printf '%s\n' 'Name: headworks' 'Description: block I/O path in user space' 'Version: $(VERSION)' \
 		'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lheadworks_c' 'Libs.private: -lm -ldl -lpthread' >$(LIB)/pkgconfig/headworks.pc
