@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Programs for a directory on a slow disk: dir.py sqlite|beside DIRECTORY.
+"""Programs for a directory on a slow disk: dir.py sqlite|beside|append|create|overwrite DIRECTORY.
 
   sqlite   eight transactions, and their rows read again; prints the seconds of the transactions
   beside   reads of one file past the page cache while a thread syncs another one; prints how many ended meanwhile
+  append, create, overwrite   twenty operations, each with its sync; overwrite needs a file `old` of 128 KiB
 """
 import mmap
 import os
@@ -54,4 +55,26 @@ def beside(directory):
     print(count)
 
 
-{"sqlite": sqlite, "beside": beside}[sys.argv[1]](sys.argv[2])
+def append(directory):
+    log = os.open(os.path.join(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for _ in range(20):
+        os.write(log, b"x" * 100)
+        os.fsync(log)
+
+
+def create(directory):
+    for n in range(20):
+        new = os.open(os.path.join(directory, f"new{n}"), os.O_WRONLY | os.O_CREAT)
+        os.write(new, b"x" * 4096)
+        os.fsync(new)
+
+
+def overwrite(directory):
+    old = os.open(os.path.join(directory, "old"), os.O_WRONLY)
+    for n in range(20):
+        os.pwrite(old, b"y" * 4096, n * 4096)
+        os.fdatasync(old)
+
+
+programs = {"sqlite": sqlite, "beside": beside, "append": append, "create": create, "overwrite": overwrite}
+programs[sys.argv[1]](sys.argv[2])

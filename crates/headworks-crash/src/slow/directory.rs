@@ -286,7 +286,8 @@ impl Server {
                 };
                 return disk.on_write(at, ticket, write);
             }
-            Operation::Sync { data_only } | Operation::SyncDirectory { data_only } => {
+            Operation::SyncDirectory { .. } => return disk.on_sync_directory(at, ticket),
+            Operation::Sync { data_only } => {
                 let durability = if data_only { Durability::Data } else { Durability::All };
                 disk.on_sync(at, ticket, node, durability);
                 return true;
