@@ -11,10 +11,11 @@ mount -t tmpfs guest "$DIR"
 "$PYTHON" - <<'PY'
 import ctypes, fcntl, os, socket, struct
 
-module = os.open(f"/usr/lib/uml/modules/{os.uname().release}/kernel/drivers/block/nbd.ko", os.O_RDONLY)
 finit_module = 313
-if ctypes.CDLL(None).syscall(finit_module, module, b"nbds_max=3", 0):
-    print("the module nbd cannot be loaded")
+for name in os.environ.get("MODULES", "drivers/block/nbd").split():
+    module = os.open(f"/usr/lib/uml/modules/{os.uname().release}/kernel/{name}.ko", os.O_RDONLY)
+    if ctypes.CDLL(None).syscall(finit_module, module, b"nbds_max=3" if name.endswith("nbd") else b"", 0):
+        print(f"the module {name} cannot be loaded")
 set_flags, up_and_running = 0x8914, 0x41
 fcntl.ioctl(socket.socket(), set_flags, struct.pack("16sH22x", b"lo", up_and_running))
 PY
