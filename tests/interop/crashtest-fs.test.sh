@@ -79,13 +79,20 @@ killed() {
     # The check is blind here, so it is one that is not.
     wait "$test" 2>/dev/null
     grep -q 'blind' "$DIR/err" || return 1
-    "$HEADWORKS" crashtest --again "$DIR/crash.hwrec" --model journal --cuts 1 --fs $tried --fs-cuts 100000 >/dev/null 2>"$DIR/err" &
-    test=$!
-    wait_until 60 sh -c "grep -l '$DIR/' /sys/block/loop*/loop/backing_file" || return 1
-    kill -9 "$test"
-    wait "$test" 2>/dev/null
-    wait_until 30 no_loop_device && ! grep -q "$DIR" /proc/self/mountinfo
+    # At any moment: also while it waits for the file system, which waits for its disk, which is served by what is killed.
+    for moment in 0.0 0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9; do
+        "$HEADWORKS" crashtest --again "$DIR/crash.hwrec" --model journal --cuts 1 --fs $tried --fs-cuts 100000 >/dev/null 2>"$DIR/err" &
+        test=$!
+        wait_until 60 sh -c "grep -l '$DIR/' /sys/block/loop*/loop/backing_file" || return 1
+        sleep "$moment"
+        kill -9 "$test"
+        wait_until 30 gone "$test" || { ps -o stat,wchan:30,cmd "$test"; return 1; }
+        wait "$test" 2>/dev/null
+        wait_until 30 no_loop_device && ! grep -q "$DIR" /proc/self/mountinfo || return 1
+    done
 }
+# Whether all of a process has ended: the last of its threads, too.
+gone() { ! cat "/proc/$1/task/"*/stat 2>/dev/null | sed 's/.*) //' | grep -q '^[^Z]'; }
 check "a kill -9 leaves no loop device and no mount" killed
 
 # Without root it says what is missing, before the program runs.

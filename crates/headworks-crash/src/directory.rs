@@ -18,6 +18,8 @@ use headworks_fuse::{
 use crate::recording::Recording;
 use crate::tree::{Errno, Kind, NewNode};
 
+/// Name of the thread that answers.
+const THREAD: &str = "crash-directory";
 /// Directories that are open at once, of a mount.
 const OPEN_MAX: usize = 65_536;
 /// O_DSYNC, which O_SYNC includes.
@@ -53,9 +55,23 @@ impl Directory {
         let (mount, channel) = access.mount(path, name)?;
         let recording = Arc::clone(recording);
         let answerer = Answerer::new(recording, disk, AnswerOptions::default());
-        std::thread::Builder::new()
-            .name("crash-directory".into())
-            .spawn(move || serve(&channel, answerer))?;
+        std::thread::Builder::new().name(THREAD.into()).spawn(move || serve(&channel, answerer))?;
+        Ok(Self { _mount: mount })
+    }
+
+    /// The same for a process that uses the mount itself, or what lies on it: a kill -9 ends the mount whatever the process waits for
+    /// ([`Channel::serve_alone`]). The recording reads no lines and writes no file, whose descriptors the thread would not have.
+    pub fn mount_alone(
+        access: Access,
+        path: &Path,
+        name: &str,
+        recording: &SharedRecording,
+        disk: usize,
+    ) -> io::Result<Self> {
+        let (mount, channel) = access.mount(path, name)?;
+        let recording = Arc::clone(recording);
+        let answerer = Answerer::new(recording, disk, AnswerOptions::default());
+        channel.serve_alone(THREAD, |channel| serve(channel, answerer))?;
         Ok(Self { _mount: mount })
     }
 }

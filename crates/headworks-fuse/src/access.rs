@@ -89,7 +89,7 @@ impl Access {
 }
 
 /// Gives the calling thread a mount namespace of its own, with a user namespace around it in which it may mount.
-fn private_namespace(user: bool) -> io::Result<()> {
+pub(crate) fn private_namespace(user: bool) -> io::Result<()> {
     // SAFETY: these calls have no preconditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     let flags = libc::CLONE_NEWNS | if user { libc::CLONE_NEWUSER } else { 0 };

@@ -1,8 +1,21 @@
 //! The kernel's side of a mount: an open `/dev/fuse` from which requests are read and to which answers are written.
+//!
+//! A process that serves a mount and also uses it, itself or through a file system that lies on it, can be killed while a thread of it
+//! waits in the kernel for an answer, which no signal ends. The other threads are gone then, but the descriptors belong to all threads of
+//! the process: the device stays open, the kernel waits for an answer without end, and with it every sync of the machine. Also a thread that ends
+//! unmounts, before it closes its files, what its mount namespace had if it is the last one there. So such a process serves by
+//! [`Channel::serve_alone`]: the device belongs to the thread that serves, which has none of the mounts.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
+
+use crate::mount;
+
+/// Descriptors that every thread keeps: standard input, output and error.
+const STANDARD: libc::c_uint = 3;
 
 /// What a wait for a request found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +37,37 @@ pub struct Channel {
 impl Channel {
     pub(crate) fn new(device: OwnedFd) -> Self {
         Self { device }
+    }
+
+    /// Serves by a thread with a table of descriptors of its own, in which there are the device and the standard ones alone; nobody else has
+    /// the device. So `serve` uses no descriptor that it does not open itself. Where the process has a mount namespace, the thread has another
+    /// one, without mounts of FUSE and without what is mounted later. When the process is killed, this thread ends whatever the others wait
+    /// for, and the mount with it. A kernel before 5.9, or one that forbids it, leaves the device to all threads.
+    ///
+    /// # Errors
+    /// There is no further thread; nothing is served.
+    pub fn serve_alone(
+        self,
+        name: &str,
+        serve: impl FnOnce(&Self) + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let device = self.device.into_raw_fd();
+        let (sender, ready) = sync_channel(1);
+        let thread = Builder::new().name(name.to_owned()).spawn(move || {
+            let is_own = own_table(device).is_ok();
+            if is_own {
+                mount::leave_mounts();
+            }
+            let _ = sender.send(is_own);
+            // SAFETY: the descriptor is this thread's: of its own table, or of the one of all, where it is left to it.
+            serve(&Self { device: unsafe { OwnedFd::from_raw_fd(device) } });
+        });
+        let is_shared = thread.is_ok() && ready.recv() == Ok(false);
+        if !is_shared {
+            // SAFETY: the descriptor of this table, which `into_raw_fd` gave up; a thread that serves has a copy.
+            drop(unsafe { OwnedFd::from_raw_fd(device) });
+        }
+        thread
     }
 
     /// Waits for a request and returns its length in `buffer`, which has [`crate::REQUEST_MAX`] bytes; none once the mount is gone.
@@ -107,5 +151,24 @@ impl Channel {
             Some(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED) => Ok(()),
             _ => Err(error),
         }
+    }
+}
+
+/// Gives the calling thread a table of descriptors of its own, with the standard ones and `kept`.
+fn own_table(kept: RawFd) -> io::Result<()> {
+    let kept = kept as libc::c_uint;
+    // A range that holds no descriptor: the table is copied, and nothing closed.
+    close_range(libc::c_uint::MAX, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)?;
+    if kept > STANDARD {
+        close_range(STANDARD, kept - 1, 0)?;
+    }
+    close_range(kept.max(STANDARD - 1) + 1, libc::c_uint::MAX, 0)
+}
+
+fn close_range(first: libc::c_uint, last: libc::c_uint, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: descriptors of the calling thread's table are closed, of which nothing here or in what it runs has an owner.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::access::private_namespace;
 use crate::channel::Channel;
 
 const DEVICE: &str = "/dev/fuse";
@@ -81,6 +82,37 @@ pub fn remove_stale(name: &str) -> usize {
     let unmounted =
         |path: &Path| unmount(Way::Root, path).or_else(|_| unmount(Way::Fusermount, path)).is_ok();
     dead.filter(|path| unmounted(path)).count()
+}
+
+/// Gives the calling thread a mount namespace without mounts of FUSE. Without the right to do so it stays where it is: there a mount is not
+/// the process's alone, and outlives it.
+pub(crate) fn leave_mounts() {
+    if private_namespace(false).is_err() {
+        return;
+    }
+    let table = std::fs::read("/proc/thread-self/mountinfo").unwrap_or_default();
+    for line in String::from_utf8_lossy(&table).lines() {
+        let (mount, kind) = line.split_once(" - ").unwrap_or((line, ""));
+        let directory = mount.split(' ').nth(4);
+        if let Some(directory) = directory.filter(|_| kind.starts_with("fuse")) {
+            let _ = unmount(Way::Root, Path::new(&*unescaped(directory)));
+        }
+    }
+}
+
+/// A path as mountinfo tells it, in which blanks and backslashes are octal numbers.
+fn unescaped(path: &str) -> String {
+    let mut parts = path.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (code, rest) = part.split_at_checked(3).unwrap_or((part, ""));
+        match u8::from_str_radix(code, 8) {
+            Ok(byte) => plain.push(byte.into()),
+            Err(_) => plain.push_str(code),
+        }
+        plain.push_str(rest);
+    }
+    plain
 }
 
 fn by_kernel(way: Way, directory: &Path, name: &str) -> io::Result<OwnedFd> {
@@ -184,4 +216,16 @@ fn unmount(way: Way, directory: &Path) -> io::Result<()> {
     // SAFETY: the path ends with a zero and lives during the call.
     let done = unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_mountinfo_are_unescaped() {
+        assert_eq!(unescaped("/tmp/a\\040b\\134c/d"), "/tmp/a b\\c/d");
+        assert_eq!(unescaped("/plain"), "/plain");
+        assert_eq!(unescaped("/odd\\9"), "/odd9");
+    }
 }

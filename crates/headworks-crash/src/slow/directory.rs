@@ -102,9 +102,7 @@ impl SlowDirectory {
             start: Clock::now(),
         };
         let shared = Arc::clone(&state);
-        std::thread::Builder::new()
-            .name("slow-directory".into())
-            .spawn(move || server.serve(&channel, &shared))?;
+        channel.serve_alone("slow-directory", move |channel| server.serve(channel, &shared))?;
         Ok(Self { _mount: mount, state })
     }
 

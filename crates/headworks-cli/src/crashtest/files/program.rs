@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use headworks_crash::{
-    Directory, Disk, Limits, Record, RecordWriter, Recording, SharedRecording, Tree, lock,
+    Access, Directory, Disk, Limits, Record, RecordWriter, Recording, SharedRecording, Tree, lock,
 };
 
 use super::super::arguments::CrashtestArgs;
@@ -39,6 +39,30 @@ pub fn mount(
     limits: Limits,
     prefix: &str,
 ) -> Result<Mounted, String> {
+    mount_by(place, record, limits, prefix, Directory::mount)
+}
+
+/// The same for disks with file systems on them, which this process uses.
+pub fn mount_disks(
+    place: &Workplace,
+    record: Record,
+    limits: Limits,
+    prefix: &str,
+) -> Result<Mounted, String> {
+    mount_by(place, record, limits, prefix, Directory::mount_alone)
+}
+
+/// Mounts a disk of a recording.
+type MountDirectory =
+    fn(Access, &Path, &str, &SharedRecording, usize) -> std::io::Result<Directory>;
+
+fn mount_by(
+    place: &Workplace,
+    record: Record,
+    limits: Limits,
+    prefix: &str,
+    mount: MountDirectory,
+) -> Result<Mounted, String> {
     let directories_of = record.disks.iter().enumerate().filter(|(_, disk)| !disk.is_image());
     let names: Vec<(usize, String)> =
         directories_of.map(|(index, disk)| (index, disk.name.clone())).collect();
@@ -48,7 +72,7 @@ pub fn mount(
     for (index, name) in names {
         let access = place.access()?;
         let path = place.mount_point(&format!("{prefix}{name}"))?;
-        let directory = Directory::mount(access, &path, NAME, &recording, index);
+        let directory = mount(access, &path, NAME, &recording, index);
         directories.push(
             directory.map_err(|error| format!("{} cannot be mounted: {error}", path.display()))?,
         );
