@@ -34,6 +34,8 @@
 //! assert!(lost[0].is_empty());
 //! ```
 
+#[cfg(test)]
+mod brute_tests;
 mod cause;
 mod content;
 mod directory;
