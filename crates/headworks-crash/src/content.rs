@@ -4,6 +4,7 @@
 //! its hash once it was asked for; a file's hash is a sum over pages that are not all zeros, so a hole and zeros are the same.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::hash;
@@ -142,6 +143,12 @@ impl Content {
         (page * PAGE).clamp(offset, self.size.max(offset))
     }
 
+    /// Whether one of the pages in which a range is has a byte that is not 0.
+    pub(crate) fn has_bytes(&self, range: Range<u64>) -> bool {
+        let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+        self.pages.range(pages).any(|(_, page)| page.hash() != 0)
+    }
+
     /// The pages that are there: offset and bytes, cut at the end of the file.
     pub fn data(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let inside = self.pages.iter().filter(|(page, _)| **page * PAGE < self.size);
@@ -169,7 +176,7 @@ impl Content {
 }
 
 /// Calls for each page of a range: its number, the offset in it, and the part of the range.
-fn for_pages(offset: u64, length: u64, mut call: impl FnMut(u64, usize, std::ops::Range<usize>)) {
+fn for_pages(offset: u64, length: u64, mut call: impl FnMut(u64, usize, Range<usize>)) {
     let mut done = 0;
     while done < length {
         let at = offset + done;

@@ -6,7 +6,8 @@
 //! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write: bytes before it that are lost read as zeros, kept ones behind it are cut | same; also one after a truncation that is lost | same as log-tree |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
 //! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and those of a hole may be missing behind it | same | each by itself |
-//! | fsync of a file | its bytes; if its name or length is pending the sequence up to there | its bytes and names, those of the directories above, and of files whose names it took | its bytes, not its name |
+//! | fsync of a file | its bytes; if its name or length, or a hole that took bytes of whole pages, is pending the sequence up to there | its bytes and names, those of the directories above, and of files whose names it took | its bytes, not its name |
+//! | fdatasync of a file | its bytes and length; the sequence only up to the last change of its length or blocks: that made it, made it longer, cut it, took bytes of whole pages | as fsync | as fsync |
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above; a file that was renamed into it may keep its old name, too | its own changes |
 //! | syncfs | all | all | all |
 //!
@@ -17,6 +18,11 @@
 //! directory, with its length and without its extents (`LOG_INODE_EXISTS` in fs/btrfs/tree-log.c), so its old bytes come back with a new length. Why a
 //! hole may be there without the zeros at its edges: XFS and btrfs log the extents and leave those zeros in the page cache (`xfs_zero_range`,
 //! `btrfs_truncate_block`); ext4 with `data=ordered` writes them before it commits the hole.
+//!
+//! Why fdatasync commits less: ext4 commits the last transaction that changed the length or the blocks of the file (`i_datasync_tid`), which names and
+//! link counts do not. A truncation that gives a length which the file has on the disk changes none: what had made it longer is not there
+//! yet (`i_disksize` follows the write-back). XFS commits what logged more than times (`ili_datasync_commit_seq`). Why a hole in a part of a page commits
+//! nothing: on XFS it is a write of zeros into the page cache, and logs times only, if they changed since their last tick.
 //!
 //! `Pending` takes the steps of a record one by one. `axes` are the degrees of freedom of a cut: a state chooses a number on each, 0 for
 //! nothing lost, and every choice is legal.
@@ -134,6 +140,10 @@ pub struct Pending {
     /// Renames that are durable in the new directory, and not yet in the old one.
     old_names: Vec<(usize, u8)>,
     files: BTreeMap<(u8, u64), PendingFile>,
+    /// Steps of the sequence that took no bytes: holes in holes.
+    bare: BTreeSet<usize>,
+    /// By file: the last step that changed its length or blocks, which may be durable.
+    shapes: BTreeMap<(u8, u64), Option<usize>>,
 }
 
 /// Bytes of a file that are not durable.
@@ -145,6 +155,8 @@ struct PendingFile {
     first: usize,
     /// The last one that made the file longer.
     grown: Option<usize>,
+    /// Before the first one since the last truncation that did: the length, and the last step that had changed length or blocks.
+    before: Option<(u64, Option<usize>)>,
     /// The last truncation.
     truncated: usize,
     /// Lengths that the file had, and ends of blocks of its writes: ext4 keeps a length once its block has a place, with the bytes or without.
@@ -165,6 +177,18 @@ impl PendingFile {
             self.sizes.insert((index, before));
         }
     }
+
+    /// A truncation: the last step that surely changed length or blocks by then. One that gives a length which the file may have on the disk changes
+    /// neither, and what had made it longer since is not there.
+    fn cut(&mut self, index: usize, size: u64) -> Option<usize> {
+        let Some((before, earlier)) = self.before.take() else { return Some(index) };
+        if size == before {
+            return earlier;
+        }
+        let mut since = self.sizes.range((self.truncated, 0)..);
+        let had = since.find(|(_, had)| *had == size);
+        Some(had.map_or(index, |(step, _)| *step))
+    }
 }
 
 impl Pending {
@@ -172,7 +196,8 @@ impl Pending {
     #[must_use]
     pub fn new(model: Model, block: u64) -> Self {
         let (names, singles, old_names) = (Vec::new(), Vec::new(), Vec::new());
-        Self { model, block, names, singles, old_names, files: BTreeMap::new() }
+        let (files, bare, shapes) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        Self { model, block, names, singles, old_names, files, bare, shapes }
     }
 
     /// What may be lost.
@@ -196,22 +221,45 @@ impl Pending {
                     let content = trees[usize::from(*disk)].content(*node);
                     let before = content.map_or(0, |content| content.size());
                     file.grow(index, block, before, *offset..end);
+                    let earlier = self.shape((*disk, *node), Some(index));
+                    let file = self.change((*disk, *node), index);
+                    file.before.get_or_insert((before, earlier));
                 }
             }
             Action::Truncate { node, .. } | Action::Punch { node, .. } => {
                 for zeroed in zeroed(action).into_iter().flatten() {
                     self.touch((*disk, *node), index, zeroed);
                 }
-                if let Action::Truncate { size, .. } = action {
-                    self.truncate((*disk, *node), index, *size);
+                match action {
+                    Action::Truncate { size, .. } => {
+                        self.truncate((*disk, *node), index, *size);
+                    }
+                    Action::Punch { offset, length, .. } => {
+                        let whole = taken(*offset, *length);
+                        // A hole in a part of a page is a write of zeros.
+                        if whole.is_empty() {
+                            return;
+                        }
+                        let content = trees[usize::from(*disk)].content(*node);
+                        match content.is_ok_and(|content| content.has_bytes(whole)) {
+                            true => drop(self.shape((*disk, *node), Some(index))),
+                            false => drop(self.bare.insert(index)),
+                        }
+                    }
+                    _ => {}
                 }
                 match self.model {
                     Model::Any => self.singles.push((index, *disk)),
                     _ => self.names.push((index, *disk)),
                 }
             }
-            action if action.is_name() => self.names.push((index, *disk)),
-            Action::Sync { node, .. } => self.sync(record, *disk, *node),
+            action if action.is_name() => {
+                if let Action::Make { node, .. } = action {
+                    self.shape((*disk, *node), Some(index));
+                }
+                self.names.push((index, *disk));
+            }
+            Action::Sync { node, data_only } => self.sync(record, *disk, *node, *data_only),
             Action::SyncRange { node, offset, length } => {
                 self.sync_range((*disk, *node), *offset, *length);
             }
@@ -221,6 +269,7 @@ impl Pending {
                 self.singles.retain(|(_, of)| of != disk);
                 self.old_names.retain(|(_, of)| of != disk);
                 self.files.retain(|(of, _), _| of != disk);
+                self.shapes.retain(|(of, _), _| of != disk);
             }
             _ => {}
         }
@@ -257,11 +306,8 @@ impl Pending {
         axes.extend(old_names.map(|(index, _)| Axis::OldName(*index)));
         let reachable = |disk: u8, number: u64| {
             let named = trees[usize::from(disk)].node(number).is_ok_and(|node| node.links > 0);
-            named
-                || self
-                    .names
-                    .iter()
-                    .any(|(index, of)| *of == disk && concerns(record, *index, number))
+            let mut pending = self.names.iter().chain(&self.old_names);
+            named || pending.any(|(index, of)| *of == disk && concerns(record, *index, number))
         };
         for ((disk, node), file) in &self.files {
             if !reachable(*disk, *node) {
@@ -287,7 +333,15 @@ impl Pending {
         self.files.entry(file).or_insert_with(new)
     }
 
+    /// Sets the last step that changed the length or the blocks of a file; returns the one before.
+    fn shape(&mut self, file: (u8, u64), step: Option<usize>) -> Option<usize> {
+        self.shapes.insert(file, step).flatten()
+    }
+
     fn truncate(&mut self, file: (u8, u64), index: usize, size: u64) {
+        let pending = self.files.get_mut(&file);
+        let shape = pending.map_or(Some(index), |pending| pending.cut(index, size));
+        self.shape(file, shape);
         if self.model == Model::Journal {
             // Its length is kept or lost with it.
             if let Some(pending) = self.files.get_mut(&file) {
@@ -310,16 +364,27 @@ impl Pending {
         file
     }
 
-    fn sync(&mut self, record: &Record, disk: u8, node: u64) {
+    fn sync(&mut self, record: &Record, disk: u8, node: u64, data_only: bool) {
         let file = self.files.remove(&(disk, node));
         self.singles
             .retain(|(index, of)| *of != disk || record.changes[*index].action.node() != node);
         match self.model {
             Model::Any => {}
+            Model::Journal if data_only => {
+                let shape = self.shapes.remove(&(disk, node)).flatten();
+                self.commit(disk, shape);
+                // Truncations that changed nothing on the disk have nothing to lose either.
+                self.names.retain(|(index, of)| {
+                    let action = &record.changes[*index].action;
+                    *of != disk || action.node() != node || action.is_name()
+                });
+            }
             Model::Journal => {
                 let grown = file.and_then(|file| file.grown);
-                let own = self.last(|index, of| of == disk && concerns(record, index, node));
-                self.commit(disk, own.max(grown));
+                let bare = &self.bare;
+                let own = |index: usize| !bare.contains(&index) && concerns(record, index, node);
+                let last = self.last(|index, of| of == disk && own(index));
+                self.commit(disk, last.max(grown));
             }
             Model::LogTree => {
                 self.old_names.retain(|(index, of)| {

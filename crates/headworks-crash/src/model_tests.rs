@@ -114,6 +114,10 @@ fn old_name_may_stay_when_the_new_directory_alone_was_synced() {
     }
     let inside = "create a; checkpoint; rename a b; syncdir /";
     assert_eq!(states(inside, Model::LogTree), ["b="]);
+    // Its bytes may be lost there, also when the new name is gone.
+    let gone =
+        "mkdir d; create d/a; checkpoint; write d/a 0 1 x; rename d/a b; unlink b; syncdir /";
+    assert_eq!(states(gone, Model::LogTree), ["d/", "d/ d/a=", "d/ d/a=0*1", "d/ d/a=x"]);
 }
 
 #[test]
@@ -201,6 +205,88 @@ fn fsync_of_a_file_that_grew_commits_the_sequence() {
     assert_eq!(states(&grown, Model::LogTree), ["a=x", "a=x b="]);
     let same = "create a; write a 0 1 x; sync a; create b; write a 0 1 y; sync a";
     assert_eq!(states(same, Model::Journal), ["a=y", "a=y b="]);
+}
+
+#[test]
+fn hole_in_a_part_of_a_page_commits_nothing() {
+    // Seen on XFS, after fsync and fdatasync: such a hole writes zeros into the page cache, and times that did not tick.
+    let before = "create a; write a 0 5000 s; checkpoint; create b; ";
+    for sync in ["sync", "datasync"] {
+        let part = format!("{before}punch a 1 4095; write a 0 4097 G; {sync} a");
+        assert_eq!(states(&part, Model::Journal), ["a=G*4097s*903", "a=G*4097s*903 b="], "{sync}");
+        let page = format!("{before}punch a 0 4096; write a 0 1 G; {sync} a");
+        assert_eq!(states(&page, Model::Journal), ["a=G0*4095s*904 b="], "{sync}");
+        // Nor does a hole in a hole.
+        let again =
+            format!("{before}syncfs; punch a 0 4096; {sync} a; create c; punch a 0 4096; {sync} a");
+        let again = states(&again, Model::Journal);
+        assert_eq!(again, ["a=0*4096s*904 b=", "a=0*4096s*904 b= c="], "{sync}");
+    }
+}
+
+#[test]
+fn fdatasync_commits_no_names() {
+    // Seen on ext4.
+    let before = "create a; write a 0 5000 s; checkpoint; create b; ";
+    for (names, file, lost) in [
+        ("rename a x", "x", ["a=Gs*4999", "a=Gs*4999 b=", "b= x=Gs*4999"]),
+        ("link a x", "x", ["a=Gs*4999", "a=Gs*4999 b=", "a=Gs*4999 b= x=Gs*4999"]),
+        ("link a x; unlink a", "x", ["a=Gs*4999", "a=Gs*4999 b=", "a=Gs*4999 b= x=Gs*4999"]),
+        ("create c; rename a c", "c", ["a=Gs*4999", "a=Gs*4999 b=", "a=Gs*4999 b= c="]),
+    ] {
+        let all = states(
+            &format!("{before}{names}; write {file} 0 1 G; datasync {file}"),
+            Model::Journal,
+        );
+        for lost in lost {
+            assert!(all.contains(&lost.to_owned()), "{names}: {lost} in {all:?}");
+        }
+        let file =
+            states(&format!("{before}{names}; write {file} 0 1 G; sync {file}"), Model::Journal);
+        assert_eq!(file.len(), 1, "{names}: {file:?}");
+    }
+    assert_eq!(
+        states("create b; create a; write a 0 1 x; datasync a; rename a c", Model::Journal),
+        ["a=x b=", "b= c=x"]
+    );
+    assert_eq!(states("create b; create a; datasync a", Model::Journal), ["a= b="]);
+}
+
+#[test]
+fn fdatasync_commits_changes_of_length_and_blocks() {
+    let before = "create a; write a 0 8192 s; checkpoint; create b; ";
+    for (change, left) in [
+        ("write a 8192 1 x", "a=s*8192x"),
+        ("truncate a 100", "a=s*100"),
+        ("truncate a 8193", "a=s*81920*1"),
+        ("truncate a 9000; truncate a 8192", "a=s*8192"),
+        ("truncate a 100; truncate a 8192", "a=s*1000*8092"),
+        ("punch a 4096 4096", "a=s*40960*4096"),
+        // The first write may have been on the disk when the second was cut.
+        ("write a 8192 4096 x; write a 12288 9 y; truncate a 12288", "a=s*8192x*4096"),
+        ("write a 8192 8192 x; truncate a 9000", "a=s*8192x*808"),
+    ] {
+        let all = states(&format!("{before}{change}; datasync a"), Model::Journal);
+        assert_eq!(all, [format!("{left} b=")], "{change}");
+    }
+    let between =
+        "write a 8192 4096 x; create c; write a 12288 9 y; create d; truncate a 12288; datasync a";
+    let left = "a=s*8192x*4096 b=";
+    assert_eq!(
+        states(&format!("{before}{between}"), Model::Journal),
+        [left.to_owned(), format!("{left} c="), format!("{left} c= d=")]
+    );
+}
+
+#[test]
+fn truncation_that_takes_a_growth_back_commits_nothing_by_fdatasync() {
+    // Seen on ext4: what made the file longer was not written back, so its length on the disk never changed.
+    let program = "create a; write a 0 8192 s; checkpoint; create b; write a 8192 4096 x; truncate a 8192; write a 0 1 G";
+    let all = states(&format!("{program}; datasync a"), Model::Journal);
+    assert_eq!(all, ["a=Gs*8191", "a=Gs*8191 b="]);
+    assert_eq!(states(&format!("{program}; sync a"), Model::Journal), ["a=Gs*8191 b="]);
+    let earlier = "create a; write a 0 9000 s; checkpoint; create b; truncate a 8192; create c; write a 8192 4096 x; truncate a 8192; datasync a";
+    assert_eq!(states(earlier, Model::Journal), ["a=s*8192 b=", "a=s*8192 b= c="]);
 }
 
 #[test]

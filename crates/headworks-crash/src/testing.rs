@@ -1,7 +1,7 @@
 //! Records for tests: programs as short texts, carried out on a recording.
 //!
 //! `create a`, `mkdir d`, `write a 0 4096 x`, `sync a`, `syncdir /`, `rename a b`, `unlink a`, `rmdir d`, `link a b`, `truncate a 10`,
-//! `punch a 0 10`, `syncfs`, `say ok 1`, one on a line or between `;`.
+//! `punch a 0 10`, `datasync a`, `syncfs`, `say ok 1`, one on a line or between `;`.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -92,6 +92,7 @@ pub fn carry_out(recording: &mut Recording, program: &str) {
             }
             "punch" => recording.allocate(0, node(), (number(1), number(2)), 3, now).unwrap(),
             "sync" => recording.sync(0, node(), false).unwrap(),
+            "datasync" => recording.sync(0, node(), true).unwrap(),
             "syncdir" => recording.sync_directory(0, node()).unwrap(),
             "syncfs" => recording.sync_all(0).unwrap(),
             "say" => recording.line(rest.as_bytes()),
