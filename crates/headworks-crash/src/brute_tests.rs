@@ -372,6 +372,12 @@ impl Brute<'_> {
                         lengths.remove(node);
                     } else {
                         longer.insert(*node);
+                        if self.model == Model::Journal {
+                            let length = tree.content(*node).map(|content| content.size());
+                            length.into_iter().for_each(|size| {
+                                lengths.entry(*node).or_insert(size);
+                            });
+                        }
                         if size % 4096 > 0 && !atom_lost(size / 4096) {
                             let rest = 4096 - size % 4096;
                             tree.replay_content(*node, |content| content.punch(*size, rest));

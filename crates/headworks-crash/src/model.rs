@@ -3,7 +3,7 @@
 //! | | `Journal`: ext4, XFS | `LogTree`: btrfs, f2fs | `Any`: what POSIX allows |
 //! |---|---|---|---|
 //! | bytes | each block by itself is one of the versions that it had in memory since its last sync: the last few writes that touched it are lost | same | same |
-//! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write: bytes before it that are lost read as zeros, kept ones behind it are cut | same; also one after a truncation that is lost | same as log-tree |
+//! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write: bytes before it that are lost read as zeros, kept ones behind it are cut; behind a truncation that is lost it stays | same; also one after a truncation that is lost | same as log-tree |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
 //! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and those of a hole may be missing behind it | same | each by itself |
 //! | fsync of a file | its bytes; if its name or length, or a hole that took bytes of whole pages, is pending the sequence up to there | its bytes and names, those of the directories above, and of files whose names it took | its bytes, not its name |

@@ -347,6 +347,12 @@ impl Lengths {
         if matches!(action, Action::Truncate { .. }) {
             self.longer.insert(file);
             self.choose(losses, index, file);
+            // What makes the file longer behind it stands behind it in the journal: the length stays, whatever bytes are kept.
+            if self.model == Model::Journal
+                && let Ok(content) = tree.content(file.1)
+            {
+                self.fixed.entry(file).or_insert(content.size());
+            }
         }
         self.set(file, tree);
     }
