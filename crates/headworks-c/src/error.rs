@@ -63,7 +63,7 @@ pub fn last_sentence() -> *const c_char {
 }
 
 fn keep(failure: Failure) -> Code {
-    // A thread that is ending has nobody left to read it.
+    // A thread that is ending reads it no more.
     let _ = LAST.try_with(|last| *last.borrow_mut() = failure.sentence);
     -failure.errno
 }

@@ -37,6 +37,16 @@ pub fn lock(recording: &SharedRecording) -> MutexGuard<'_, Recording> {
     recording.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What uses a mounted directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountUser {
+    /// Programs that the process starts. The recording may read lines and write a file.
+    Program,
+    /// The process itself, or a file system that lies on it: a kill -9 ends the mount whatever the process waits for
+    /// ([`Channel::serve_alone`]). The recording reads no lines and writes no file: the thread has none of their descriptors.
+    Process,
+}
+
 /// A mounted directory that records. It is unmounted when this is dropped.
 #[derive(Debug)]
 pub struct Directory {
@@ -47,31 +57,21 @@ impl Directory {
     /// Mounts a disk of a recording on an empty directory, and starts the thread that answers.
     pub fn mount(
         access: Access,
-        path: &Path,
-        name: &str,
-        recording: &SharedRecording,
-        disk: usize,
+        (path, name): (&Path, &str),
+        (recording, disk): (&SharedRecording, usize),
+        user: MountUser,
     ) -> io::Result<Self> {
         let (mount, channel) = access.mount(path, name)?;
-        let recording = Arc::clone(recording);
-        let answerer = Answerer::new(recording, disk, AnswerOptions::default());
-        std::thread::Builder::new().name(THREAD.into()).spawn(move || serve(&channel, answerer))?;
-        Ok(Self { _mount: mount })
-    }
-
-    /// The same for a process that uses the mount itself, or what lies on it: a kill -9 ends the mount whatever the process waits for
-    /// ([`Channel::serve_alone`]). The recording reads no lines and writes no file, whose descriptors the thread would not have.
-    pub fn mount_alone(
-        access: Access,
-        path: &Path,
-        name: &str,
-        recording: &SharedRecording,
-        disk: usize,
-    ) -> io::Result<Self> {
-        let (mount, channel) = access.mount(path, name)?;
-        let recording = Arc::clone(recording);
-        let answerer = Answerer::new(recording, disk, AnswerOptions::default());
-        channel.serve_alone(THREAD, |channel| serve(channel, answerer))?;
+        let answerer = Answerer::new(Arc::clone(recording), disk, AnswerOptions::default());
+        match user {
+            MountUser::Program => {
+                let thread = std::thread::Builder::new().name(THREAD.into());
+                thread.spawn(move || serve(&channel, answerer))?
+            }
+            MountUser::Process => {
+                channel.serve_alone(THREAD, |channel| serve(channel, answerer))?
+            }
+        };
         Ok(Self { _mount: mount })
     }
 }

@@ -61,7 +61,7 @@ mod tree;
 
 pub use cause::{Effect, Explainer, generalized};
 pub use content::Content;
-pub use directory::{Directory, SharedRecording, lock};
+pub use directory::{Directory, MountUser, SharedRecording, lock};
 pub use explore::{Draws, next_choices};
 pub use file::{RecordWriter, read_record};
 pub use find::Membership;

@@ -39,7 +39,7 @@ impl Channel {
         Self { device }
     }
 
-    /// Serves by a thread with a table of descriptors of its own, in which there are the device and the standard ones alone; nobody else has
+    /// Serves by a thread with a table of descriptors of its own, in which there are the device and the standard ones alone; no other thread has
     /// the device. So `serve` uses no descriptor that it does not open itself. Where the process has a mount namespace, the thread has another
     /// one, without mounts of FUSE and without what is mounted later. When the process is killed, this thread ends whatever the others wait
     /// for, and the mount with it. A kernel before 5.9, or one that forbids it, leaves the device to all threads.

@@ -159,7 +159,7 @@ struct File {
     gone: bool,
 }
 
-/// Who waits for a flush.
+/// What waits for a flush.
 #[derive(Clone, Copy, Debug)]
 enum FlushFor {
     Operation(usize),

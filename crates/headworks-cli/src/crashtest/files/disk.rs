@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use headworks_crash::{
-    Action, AttributeChange, Change, Disk, ImageChange, Limits, NewNode, ROOT, Record,
+    Action, AttributeChange, Change, Disk, ImageChange, Limits, MountUser, NewNode, ROOT, Record,
     SharedRecording, Time, Tree, lock,
 };
 use headworks_images::{DiskChange, DiskLogReader};
@@ -47,7 +47,7 @@ pub fn record(options: &CrashtestArgs, place: &Workplace) -> Result<Record, Stri
     made.map_err(|error| format!("{} cannot be made: {error}", path.display()))?;
     let limits = Limits { size: size(options), record: options.files.record_max };
     let has_state = place.access().is_ok();
-    let mounted = mount(place, empty_record(options, has_state), limits, "")?;
+    let mounted = mount(place, empty_record(options, has_state), limits, "", MountUser::Program)?;
     if let Some(setup) = &options.setup {
         let spec = format!("file:path={}", specified(&path));
         let command = served(place, &spec, &options.cache, setup, &mounted.paths)?;

@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use headworks_crash::{
-    Draws, Explainer, Limits, Model, Record, State, Tree, Walk, lock, next_choices, shrink,
+    Draws, Explainer, Limits, Model, MountUser, Record, State, Tree, Walk, lock, next_choices,
+    shrink,
 };
 
 use super::super::arguments::CrashtestArgs;
@@ -514,7 +515,8 @@ impl<'a> Explorer<'a> {
         let limits = Limits { size: size(self.options), record: self.options.files.record_max };
         let start = Record::new(self.record.disks.clone(), trees);
         let inner = {
-            let mounted = mount(self.place, start, limits, &format!("job{job}-"))?;
+            let mounted =
+                mount(self.place, start, limits, &format!("job{job}-"), MountUser::Program)?;
             judge.check_there(self.record, outer.place(), &mounted.paths)?;
             lock(&mounted.recording).close().map_err(|error| error.to_string())?
         };

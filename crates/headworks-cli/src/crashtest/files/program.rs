@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use headworks_crash::{
-    Access, Directory, Disk, Limits, Record, RecordWriter, Recording, SharedRecording, Tree, lock,
+    Directory, Disk, Limits, MountUser, Record, RecordWriter, Recording, SharedRecording, Tree,
+    lock,
 };
 
 use super::super::arguments::CrashtestArgs;
@@ -38,30 +39,7 @@ pub fn mount(
     record: Record,
     limits: Limits,
     prefix: &str,
-) -> Result<Mounted, String> {
-    mount_by(place, record, limits, prefix, Directory::mount)
-}
-
-/// The same for disks with file systems on them, which this process uses.
-pub fn mount_disks(
-    place: &Workplace,
-    record: Record,
-    limits: Limits,
-    prefix: &str,
-) -> Result<Mounted, String> {
-    mount_by(place, record, limits, prefix, Directory::mount_alone)
-}
-
-/// Mounts a disk of a recording.
-type MountDirectory =
-    fn(Access, &Path, &str, &SharedRecording, usize) -> std::io::Result<Directory>;
-
-fn mount_by(
-    place: &Workplace,
-    record: Record,
-    limits: Limits,
-    prefix: &str,
-    mount: MountDirectory,
+    user: MountUser,
 ) -> Result<Mounted, String> {
     let directories_of = record.disks.iter().enumerate().filter(|(_, disk)| !disk.is_image());
     let names: Vec<(usize, String)> =
@@ -72,7 +50,7 @@ fn mount_by(
     for (index, name) in names {
         let access = place.access()?;
         let path = place.mount_point(&format!("{prefix}{name}"))?;
-        let directory = mount(access, &path, NAME, &recording, index);
+        let directory = Directory::mount(access, (&path, NAME), (&recording, index), user);
         directories.push(
             directory.map_err(|error| format!("{} cannot be mounted: {error}", path.display()))?,
         );
@@ -84,7 +62,7 @@ fn mount_by(
 /// Runs the program once, and returns what it did.
 pub fn record(options: &CrashtestArgs, place: &Workplace) -> Result<Record, String> {
     let limits = Limits { size: size(options), record: options.files.record_max };
-    let mounted = mount(place, empty_record(options), limits, "")?;
+    let mounted = mount(place, empty_record(options), limits, "", MountUser::Program)?;
     if let Some(setup) = &options.setup {
         set_up(options, place, &mounted, shell(setup, &mounted.paths), setup)?;
     }

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use headworks_core::prng::Prng;
-use headworks_crash::{Action, Disk, Limits, Record, Replay, Tree, lock};
+use headworks_crash::{Action, Disk, Limits, MountUser, Record, Replay, Tree, lock};
 
 use super::file_system::{FileSystem, MountedImage};
-use super::program::{self, mount_disks};
+use super::program::{self, mount};
 use super::workplace::Workplace;
 
 /// Name of the image in the directory that records.
@@ -63,7 +63,7 @@ impl<'a> Stand<'a> {
         let limits = Limits { size: 2 * size, record: RECORD_MAX };
         let base = disks.iter().map(|_| Tree::new(0, 0)).collect();
         let mut stand = Self { kind, place, record, disks, base, limits };
-        let mounted = mount_disks(place, stand.start(), limits, "disk-")?;
+        let mounted = mount(place, stand.start(), limits, "disk-", MountUser::Process)?;
         for (_, path) in &mounted.paths {
             let image = path.join(IMAGE);
             let made = File::create(&image).and_then(|file| file.set_len(size));
@@ -80,7 +80,7 @@ impl<'a> Stand<'a> {
     pub fn mount(&self, trees: Vec<Tree>) -> Result<MountedDisks, String> {
         let mut start = self.start();
         start.base = trees;
-        let disks = mount_disks(self.place, start, self.limits, "disk-")?;
+        let disks = mount(self.place, start, self.limits, "disk-", MountUser::Process)?;
         let mut images = Vec::new();
         let mut paths = Vec::new();
         for (name, path) in &disks.paths {
