@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use headworks::driver::Span;
 
-use crate::Transport;
+use crate::transport::{Room, Transport};
 
 /// One end of a pair of sockets.
 pub struct TestSocket(UnixStream);
@@ -23,7 +23,7 @@ impl Transport for TestSocket {
         self.0.read(&mut scratch[..tail])
     }
 
-    fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+    fn send(&mut self, spans: &[Span], _: &mut Room<'_>) -> io::Result<usize> {
         // SAFETY: the pieces stay until the call returns.
         let pieces: Vec<_> =
             spans.iter().map(|span| IoSlice::new(unsafe { span.bytes() })).collect();

@@ -17,7 +17,7 @@ use headworks::house::Pool;
 use headworks_core::Instant;
 
 use crate::outgoing::{Outgoing, SendOutcome};
-use crate::transport::Transport;
+use crate::transport::{Room, Transport};
 
 /// The bytes of a connection in both directions.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl<T: Transport> Wire<T> {
             // After the last reply, in the same send: no event would follow.
             transport.goodbye();
         }
-        let sent = transport.settle(sent)?;
+        let sent = transport.settle(sent, &mut Room::new(pool, self.outgoing.held()))?;
         // The client took everything there was: the next data are late because of the server.
         let took_all = matches!(sent, SendOutcome::All | SendOutcome::Dropped);
         if took_all || (self.outgoing.waiting(), transport.progress()) != before {
@@ -206,10 +206,17 @@ impl<T: Transport> Wire<T> {
         !self.outgoing.is_empty() || self.transport.as_ref().is_some_and(Transport::has_unsent)
     }
 
-    /// Bytes of buffers, and of lent frames, with data to be sent.
+    /// Bytes of the pool with data to be sent.
+    #[inline]
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.outgoing.held() + self.transport.as_ref().map_or(0, Transport::held)
+    }
+
+    /// The same with lent frames.
     #[must_use]
     pub fn unsent(&self) -> usize {
-        self.outgoing.held() + self.outgoing.lent().0
+        self.held() + self.outgoing.lent().0
     }
 
     /// Time until which the client is to take output; none if there is none.
@@ -227,6 +234,8 @@ impl<T: Transport> Wire<T> {
     /// Closes the transport, and forgets what waits to be sent.
     pub fn close(&mut self, pool: &mut Pool) {
         self.outgoing.abandon(pool);
-        self.transport = None;
+        if let Some(mut transport) = self.transport.take() {
+            transport.abandon(pool);
+        }
     }
 }

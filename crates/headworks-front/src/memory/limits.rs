@@ -53,7 +53,14 @@ impl MemoryLimits {
     /// Bytes that are shared: all but the last part.
     #[must_use]
     pub fn shared(&self) -> usize {
-        self.size - self.size / LAST_PART
+        Self::shared_of(self.size)
+    }
+
+    /// The same of a pool of `size` bytes.
+    #[inline]
+    #[must_use]
+    pub fn shared_of(size: usize) -> usize {
+        size - size / LAST_PART
     }
 
     /// Most bytes in use after a read of a connection that does not take the replies it has.

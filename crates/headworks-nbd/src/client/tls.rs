@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use super::ClientError;
 use super::socket::Socket;
 use crate::tls::pieces::Pieces;
-use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
+use crate::tls::session::{RECORD_BYTES, SEALED_RECORDS};
 use crate::tls::{Session, TlsError};
 use headworks::driver::Span;
 
@@ -66,9 +66,9 @@ impl Encrypted {
         // SAFETY: the caller's contract.
         let mut pieces = unsafe { Pieces::new(spans) };
         while !pieces.is_empty() && self.flush_some()? {
-            for _ in 0..SEALED_BYTES / RECORD_BYTES {
+            for _ in 0..SEALED_RECORDS {
                 if !pieces.is_empty() {
-                    let piece = pieces.next_record(&mut self.record);
+                    let piece = pieces.next_record(RECORD_BYTES, &mut self.record);
                     self.session.seal(piece).map_err(broken)?;
                 }
             }
@@ -171,7 +171,7 @@ impl Read for Encrypted {
 impl Write for Encrypted {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // Unsent ciphertext goes first, so that there is room to seal.
-        let piece = &bytes[..bytes.len().min(SEALED_BYTES)];
+        let piece = &bytes[..bytes.len().min(SEALED_RECORDS * RECORD_BYTES)];
         for seals in [true, false] {
             if !self.session.flush(&mut self.socket)? {
                 return Err(io::ErrorKind::WouldBlock.into());

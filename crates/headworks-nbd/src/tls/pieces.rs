@@ -1,9 +1,8 @@
-//! Plaintext in many pieces, cut into full TLS records of 16 KiB.
+//! Plaintext in many pieces, cut into TLS records.
 //!
 //! Small pieces (headers, payloads of 4 KiB) are gathered by copy, because a record costs the same full or not; large pieces are
 //! used in place.
 
-use super::session::RECORD_BYTES;
 use headworks::driver::Span;
 
 /// A list of pieces, consumed from the front.
@@ -38,17 +37,17 @@ impl<'a> Pieces<'a> {
         self.taken
     }
 
-    /// Returns the next bytes, up to a full record: in place if they are contiguous, else gathered in `record`.
-    pub fn next_record<'b>(&mut self, record: &'b mut Vec<u8>) -> &'b [u8]
+    /// Returns the next bytes, up to `most`: in place if they are contiguous, else gathered in `record`.
+    pub fn next_record<'b>(&mut self, most: usize, record: &'b mut Vec<u8>) -> &'b [u8]
     where
         'a: 'b,
     {
-        if self.rest().len() >= RECORD_BYTES {
-            return self.take(RECORD_BYTES);
+        if self.rest().len() >= most {
+            return self.take(most);
         }
         record.clear();
-        while record.len() < RECORD_BYTES && !self.spans.is_empty() {
-            let count = self.rest().len().min(RECORD_BYTES - record.len());
+        while record.len() < most && !self.spans.is_empty() {
+            let count = self.rest().len().min(most - record.len());
             record.extend_from_slice(self.take(count));
         }
         record
@@ -80,6 +79,7 @@ impl<'a> Pieces<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::session::RECORD_BYTES;
     use super::*;
 
     #[test]
@@ -94,7 +94,7 @@ mod tests {
         let mut pieces = unsafe { Pieces::new(&spans) };
         let (mut record, mut got, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         while !pieces.is_empty() {
-            let next = pieces.next_record(&mut record);
+            let next = pieces.next_record(RECORD_BYTES, &mut record);
             lengths.push(next.len());
             got.extend_from_slice(next);
         }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Invariants: no plaintext stays in the session between calls, so readiness of the socket is the only thing to wait for. Unsent
-//! ciphertext is at most [`SEALED_BYTES`] of sealed plaintext plus a handshake flight or an alert of rustls. Of the peer's bytes at
+//! ciphertext is at most [`SEALED_RECORDS`] of sealed plaintext plus a handshake flight or an alert of rustls. Of the peer's bytes at
 //! most a record or a handshake message of 64 KiB is kept. rustls enforces both bounds and ends a session whose peer requests
 //! new keys repeatedly.
 
@@ -17,11 +17,13 @@ use std::io::{self, BufRead, Write};
 use super::names::certificate_names;
 use rustls::Connection;
 
-/// Plaintext bytes of one full record.
-pub const RECORD_BYTES: usize = 16 << 10;
-/// Most plaintext that is sealed before it is sent: four full records, the capacity of a unix socket.
-pub const SEALED_BYTES: usize = 4 * RECORD_BYTES;
-/// Upper bound of the overhead of sealing that much.
+/// Upper bound of what a record has beside its plaintext: 22 bytes with TLS 1.3, 29 with TLS 1.2, and a change of keys in four.
+pub const RECORD_EXTRA: usize = 64;
+/// Plaintext bytes of one full record; sealed, it has at most 16 KiB.
+pub const RECORD_BYTES: usize = (16 << 10) - RECORD_EXTRA;
+/// Records that are sealed before they are sent: 64 KiB.
+pub const SEALED_RECORDS: usize = 4;
+/// Most unsent bytes of a session beside them: a handshake flight or an alert.
 const SEALED_EXTRA: usize = 4 << 10;
 
 /// The error that ended a session: one sentence for the log.
@@ -58,8 +60,6 @@ pub struct Session {
     /// The peer closed its sending side.
     is_ended: bool,
     said_goodbye: bool,
-    /// Total ciphertext bytes sent.
-    sent: u64,
 }
 
 impl Session {
@@ -67,8 +67,8 @@ impl Session {
     #[must_use]
     pub fn new(connection: impl Into<Connection>) -> Self {
         let mut connection = connection.into();
-        connection.set_buffer_limit(Some(SEALED_BYTES + SEALED_EXTRA));
-        Self { connection, is_ended: false, said_goodbye: false, sent: 0 }
+        connection.set_buffer_limit(Some(SEALED_RECORDS * RECORD_BYTES + SEALED_EXTRA));
+        Self { connection, is_ended: false, said_goodbye: false }
     }
 
     /// Returns true while the TLS handshake is incomplete.
@@ -128,7 +128,7 @@ impl Session {
         Ok(())
     }
 
-    /// Encrypts plaintext; at most [`SEALED_BYTES`] before the next flush.
+    /// Encrypts plaintext; at most [`SEALED_RECORDS`] full records before the next flush.
     ///
     /// # Errors
     /// The handshake is incomplete, or too much is unsent.
@@ -161,12 +161,6 @@ impl Session {
         self.connection.wants_write()
     }
 
-    /// Returns the total ciphertext bytes that the socket accepted; it grows while there is progress.
-    #[must_use]
-    pub fn sent(&self) -> u64 {
-        self.sent
-    }
-
     /// Writes ciphertext to the socket; returns true when none is left, false when the socket is full.
     ///
     /// # Errors
@@ -175,7 +169,7 @@ impl Session {
         while self.connection.wants_write() {
             match self.connection.write_tls(socket) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => self.sent += count as u64,
+                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -228,7 +222,7 @@ mod tests {
     fn sealed_bytes_open_on_the_other_side() {
         let (mut client, mut server) = pair(&Certificates::new("sealed"));
         assert!(server.terms().unwrap().starts_with("TLS 1.3, "), "{:?}", server.terms());
-        for len in [1, 28, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, SEALED_BYTES] {
+        for len in [1, 28, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, 4 * RECORD_BYTES] {
             let data: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
             client.seal(&data).unwrap();
             assert!(carry(&mut client, &mut server).unwrap() == data, "{len}");
@@ -288,7 +282,7 @@ mod tests {
         let (_, mut server) = pair(&Certificates::new("grow"));
         let sealed = (0..1000).take_while(|_| server.seal(&[0; RECORD_BYTES]).is_ok()).count();
         assert_eq!(sealed, 4, "and the fifth is refused, not kept");
-        assert!(unsent(&mut server).len() <= SEALED_BYTES + SEALED_EXTRA + RECORD_BYTES);
+        assert!(unsent(&mut server).len() <= (64 << 10) + SEALED_EXTRA);
     }
 
     /// Each row: (the client's trust, its host, whether clients are verified) and the expected error.

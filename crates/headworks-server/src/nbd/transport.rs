@@ -9,15 +9,25 @@
 //!
 //! The choice costs one branch for each call. Work for each call is bounded: a receive takes at most `RECEIVE_BYTES`,
 //! a send encrypts at most `TURN_BYTES`. Decrypted bytes are handed over completely, so an empty socket means that
-//! nothing is buffered here. Up to four records of ciphertext that the socket does not take are kept.
+//! nothing is buffered here.
+//!
+//! ```text
+//!   nothing kept --a block of the pool--> four records sealed --socket full--> the rest in the block --sent--> nothing kept
+//!         `--------- none to be had ----> one small record   --socket full--> the rest in the session --sent------'
+//! ```
+//!
+//! Invariant: ciphertext that the socket does not take is in a block of the pool that was taken before it was sealed, but for at most
+//! [`KEPT_ALWAYS`] bytes of a connection and the session's own messages.
 
 use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use headworks::driver::Span;
+use headworks::house::{Buffer, Pool};
 use headworks_front::outgoing::SendOutcome;
+use headworks_front::transport::{KEPT_ALWAYS, Room};
 use headworks_nbd::tls::pieces::Pieces;
-use headworks_nbd::tls::session::{RECORD_BYTES, SEALED_BYTES};
+use headworks_nbd::tls::session::{RECORD_BYTES, RECORD_EXTRA, SEALED_RECORDS};
 use headworks_nbd::tls::{Session, TlsError};
 
 /// Ciphertext of one receive; bounds the work even with the smallest records.
@@ -37,6 +47,19 @@ struct Encrypted {
     session: Session,
     /// Small pieces that are gathered into one record.
     record: Vec<u8>,
+    /// Ciphertext that was sealed before what the session has.
+    kept: Option<Kept>,
+    /// Ciphertext bytes that the socket took.
+    sent: u64,
+}
+
+/// Ciphertext that the socket did not take.
+#[derive(Debug)]
+struct Kept {
+    block: Buffer,
+    /// Its first and last unsent byte in the block.
+    at: usize,
+    end: usize,
 }
 
 impl Transport {
@@ -49,7 +72,7 @@ impl Transport {
     /// Encrypts everything from now on.
     pub fn encrypt(&mut self, session: Session) {
         assert!(self.tls.is_none(), "a connection is encrypted once");
-        self.tls = Some(Box::new(Encrypted { session, record: Vec::new() }));
+        self.tls = Some(Box::new(Encrypted { session, record: Vec::new(), kept: None, sent: 0 }));
     }
 
     /// File descriptor of the socket.
@@ -117,27 +140,33 @@ impl headworks_front::Transport for Transport {
     }
 
     #[inline]
-    fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+    fn send(&mut self, spans: &[Span], room: &mut Room<'_>) -> io::Result<usize> {
         match &mut self.tls {
             None => send_spans(self.socket.as_raw_fd(), spans),
-            Some(tls) => tls.send(self.socket.as_raw_fd(), spans),
+            Some(tls) => tls.send(self.socket.as_raw_fd(), spans, room),
         }
     }
 
     fn has_unsent(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.session.has_unsent())
-    }
-
-    fn progress(&self) -> u64 {
-        self.tls.as_ref().map_or(0, |tls| tls.session.sent())
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
     #[inline]
-    fn settle(&mut self, sent: SendOutcome) -> io::Result<SendOutcome> {
+    fn held(&self) -> usize {
+        let kept = self.tls.as_ref().and_then(|tls| tls.kept.as_ref());
+        kept.map_or(0, |kept| kept.block.len())
+    }
+
+    fn progress(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.sent)
+    }
+
+    #[inline]
+    fn settle(&mut self, sent: SendOutcome, room: &mut Room<'_>) -> io::Result<SendOutcome> {
         let Some(tls) = &mut self.tls else {
             return Ok(sent);
         };
-        Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
+        Ok(match (tls.flush(self.socket.as_raw_fd(), room)?, sent) {
             (false, _) => SendOutcome::Full,
             // The socket would take more, but other connections are served first.
             (true, SendOutcome::Full) => SendOutcome::Budget,
@@ -152,7 +181,13 @@ impl headworks_front::Transport for Transport {
     }
 
     fn is_finished(&self) -> bool {
-        self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
+        self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.has_unsent())
+    }
+
+    fn abandon(&mut self, pool: &mut Pool) {
+        if let Some(kept) = self.tls.as_mut().and_then(|tls| tls.kept.take()) {
+            pool.put(kept.block);
+        }
     }
 }
 
@@ -181,43 +216,108 @@ impl Encrypted {
         }
     }
 
-    fn send(&mut self, fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+    fn has_unsent(&self) -> bool {
+        self.kept.is_some() || self.session.has_unsent()
+    }
+
+    fn send(&mut self, fd: RawFd, spans: &[Span], room: &mut Room<'_>) -> io::Result<usize> {
         // SAFETY: spans name memory that stays unchanged until the pieces are dropped.
         let mut source = unsafe { Pieces::new(spans) };
-        loop {
-            if !self.flush(fd)? {
-                break;
-            }
-            if source.is_empty() || source.taken() >= TURN_BYTES {
-                break;
-            }
-            for _ in 0..SEALED_BYTES / RECORD_BYTES {
+        let wanted: usize = spans.iter().map(|span| span.len()).sum();
+        while self.flush(fd, room)? && !source.is_empty() && source.taken() < TURN_BYTES {
+            let block = room.take(sealed_bytes(wanted - source.taken()));
+            let (records, most) = match block {
+                Some(_) => (SEALED_RECORDS, RECORD_BYTES),
+                None => (1, KEPT_ALWAYS - RECORD_EXTRA),
+            };
+            for _ in 0..records {
                 if !source.is_empty() {
-                    let piece = source.next_record(&mut self.record);
+                    let piece = source.next_record(most, &mut self.record);
                     self.session.seal(piece).map_err(broken)?;
                 }
+            }
+            if let Some(block) = block {
+                self.flush_or_keep(fd, block, room)?;
             }
         }
         if source.taken() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken()) }
     }
 
     /// Sends ciphertext; returns whether all of it was sent.
-    fn flush(&mut self, fd: RawFd) -> io::Result<bool> {
-        self.session.flush(&mut Wire(fd))
+    fn flush(&mut self, fd: RawFd, room: &mut Room<'_>) -> io::Result<bool> {
+        while let Some(kept) = &mut self.kept {
+            // SAFETY: filled bytes of a block that is ours.
+            let rest = unsafe { kept.block.span().part(kept.at, kept.end - kept.at) };
+            match send_spans(fd, &[rest]) {
+                Ok(count) => {
+                    (kept.at, self.sent) = (kept.at + count, self.sent + count as u64);
+                    if kept.at == kept.end {
+                        self.kept.take().into_iter().for_each(|kept| room.put(kept.block));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.session.flush(&mut Wire { fd, sent: &mut self.sent })
+    }
+
+    /// Sends the session's ciphertext, and moves to the block what the socket does not take.
+    fn flush_or_keep(&mut self, fd: RawFd, block: Buffer, room: &mut Room<'_>) -> io::Result<()> {
+        let mut kept = Kept { block, at: 0, end: 0 };
+        let sent = self.session.flush(&mut Wire { fd, sent: &mut self.sent });
+        match sent.and_then(|all| if all { Ok(true) } else { self.session.flush(&mut kept) }) {
+            Ok(_) if kept.end > 0 => self.kept = Some(kept),
+            outcome => {
+                room.put(kept.block);
+                outcome?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the block for the ciphertext of so many bytes, of which at most [`SEALED_RECORDS`] are sealed at once.
+fn sealed_bytes(plain: usize) -> usize {
+    let records = plain.div_ceil(RECORD_BYTES).min(SEALED_RECORDS);
+    plain.min(SEALED_RECORDS * RECORD_BYTES) + records * RECORD_EXTRA
+}
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = bytes.len().min(self.block.len() - self.end);
+        if count == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // SAFETY: the rest of a block that is ours.
+        unsafe { self.block.base().add(self.end).copy_from_nonoverlapping(bytes.as_ptr(), count) };
+        self.end += count;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
 /// A socket as rustls writes to it.
-struct Wire(RawFd);
+struct Wire<'a> {
+    fd: RawFd,
+    /// Bytes that it took.
+    sent: &'a mut u64,
+}
 
-impl Write for Wire {
+impl Write for Wire<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         // SAFETY: an `IoSlice` is laid out as an iovec and borrows its bytes.
-        unsafe { send_iovecs(self.0, pieces.as_ptr().cast(), pieces.len()) }
+        let count = unsafe { send_iovecs(self.fd, pieces.as_ptr().cast(), pieces.len()) }?;
+        *self.sent += count as u64;
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {

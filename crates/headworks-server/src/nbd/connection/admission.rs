@@ -205,7 +205,7 @@ pub(super) fn may_take(
     shares: &Shares<'_>,
 ) -> bool {
     let stalled = reads && wire.outgoing().is_stalled(shares.now);
-    let held = intake.block_bytes() + wire.outgoing().held();
+    let held = intake.block_bytes() + wire.held();
     shares.memory.may_take(held, block, shares.pool.taken(), stalled)
 }
 

@@ -379,7 +379,7 @@ impl Connection {
     /// Bytes of the pool in use: for requests, and for unread replies.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.intake.block_bytes() + self.wire.outgoing().held()
+        self.intake.block_bytes() + self.wire.held()
     }
 
     /// Bytes of the pool in use for requests without an answer.

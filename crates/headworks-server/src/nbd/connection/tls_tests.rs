@@ -293,6 +293,53 @@ fn largest_payload_passes_slow_reader_both_ways() {
     assert_eq!(server.bench.pool.taken(), 0);
 }
 
+/// What a client leaves unread is in the pool and counts as its own; while the pool is short, it is one small record beside it.
+#[test]
+fn unread_ciphertext_is_in_the_pool() {
+    let certificates = Certificates::new("unread");
+    for (short, kept_at_most, held) in [(false, 64 << 10, 64 << 10), (true, 4 << 10, 0)] {
+        let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+        let mut client = Client::chosen(&mut server, socket, &certificates);
+        let len = 1 << 20;
+        server.disk[..len].copy_from_slice(&pattern(len, 5));
+        let before = server.connection.sent_bytes() as usize;
+        client.session.seal(&request(0, 1, 0, len as u32)).unwrap();
+        client.exchange();
+        server.receive();
+        let mut others = Vec::new();
+        if short {
+            let pool = &mut server.bench.pool;
+            others.extend(std::iter::from_fn(|| pool.try_take(64 << 10)));
+        }
+        let taken = server.bench.pool.taken();
+        for _ in 0..5 {
+            server.turn();
+        }
+        let transport_holds = server.connection.held() - server.connection.wire.outgoing().held();
+        assert_eq!(transport_holds, held, "short of memory: {short}");
+        assert_eq!(server.bench.pool.taken(), taken + held, "the reply's own buffer, and others'");
+        // What the socket has, without another turn of the server.
+        client.exchange();
+        client.exchange();
+        client.exchange();
+        let kept = server.connection.sent_bytes() as usize - before - client.plain.len();
+        assert!((1..=kept_at_most).contains(&kept), "short of memory: {short}, {kept} bytes");
+        client.until(&mut server, |client| client.plain.len() == SIMPLE_REPLY_BYTES + len);
+        assert!(client.plain[SIMPLE_REPLY_BYTES..] == server.disk[..len]);
+        others.drain(..).for_each(|block| server.bench.pool.put(block));
+        assert_eq!((server.bench.pool.taken(), server.connection.held()), (0, 0));
+        // A connection that is closed gives it back.
+        client.session.seal(&request(0, 2, 0, len as u32)).unwrap();
+        client.exchange();
+        for _ in 0..5 {
+            server.turn();
+        }
+        assert!(server.connection.held() > server.connection.wire.outgoing().held());
+        server.connection.close(&mut server.bench.pool);
+        assert_eq!(server.bench.pool.taken(), 0);
+    }
+}
+
 /// More requests in one record than a connection may have in flight: the rest is decrypted and the socket empty, and
 /// all are answered.
 #[test]
