@@ -14,7 +14,8 @@
 //!
 //! Differences from Linux, which averages 200 ms samples over 3 s and filters the average again:
 //!
-//! - *Samples end at completions.* A device that completes 32 MB at once gives samples of exactly one burst and its period; fixed
+//! - *Samples end at completions, with all that completes at that time.* A command of several requests completes as many at once, so the
+//!   last sample grows by what follows it at its time. A device that completes 32 MB at once gives samples of exactly one burst and its period; fixed
 //!   windows would contain 0, 2 and 1 bursts by turns. A stall of any length is one sample.
 //! - *Short samples.* Three samples after a step the estimate is the new bandwidth: 0.15 s, where 3 s of averaging take 10..15.
 //! - *No idle time.* Idle time does not count, so nothing is reset after a pause, and throttled writers that leave the device idle
@@ -62,8 +63,12 @@ pub struct Bandwidth {
     stamp: Instant,
     /// The time since when nothing is under writeback.
     idle: Option<Instant>,
+    /// The end of the last sample.
+    sampled: Instant,
     /// Time lost in stalls within the memory, in nanoseconds.
     lost_ns: u64,
+    /// The same before the last sample.
+    lost_before_ns: u64,
     estimate: u64,
 }
 
@@ -75,7 +80,9 @@ impl Default for Bandwidth {
             blocks: 0,
             stamp: Instant(0),
             idle: Some(Instant(0)),
+            sampled: Instant(0),
             lost_ns: 0,
+            lost_before_ns: 0,
             estimate: INITIAL,
         }
     }
@@ -91,27 +98,38 @@ impl Bandwidth {
 
     /// Counts `blocks` written while `left` are still under writeback. Returns true when the estimate is new.
     pub fn on_written(&mut self, now: Instant, blocks: u32, left: u32) -> bool {
-        self.blocks += u64::from(blocks);
         if left == 0 && self.idle.is_none() {
             self.idle = Some(now);
         }
-        let elapsed = now.since(self.stamp);
-        let window = if self.taken == 0 { FIRST_WINDOW_NS } else { WINDOW_NS };
-        if elapsed < window {
-            return false;
+        if self.taken > 0 && now == self.sampled {
+            self.last_mut().blocks += u64::from(blocks);
+            self.lost_ns = self.lost_before_ns;
+        } else {
+            self.blocks += u64::from(blocks);
+            let elapsed = now.since(self.stamp);
+            let window = if self.taken == 0 { FIRST_WINDOW_NS } else { WINDOW_NS };
+            if elapsed < window {
+                return false;
+            }
+            self.taken += 1;
+            *self.last_mut() = Sample { blocks: self.blocks, ns: elapsed };
+            (self.blocks, self.stamp, self.sampled) = (0, now, now);
+            self.lost_before_ns = self.lost_ns;
         }
-        self.samples[self.taken as usize % SAMPLES] = Sample { blocks: self.blocks, ns: elapsed };
-        self.taken += 1;
-        (self.blocks, self.stamp) = (0, now);
-        self.remember_stall(elapsed);
+        self.remember_stall();
         let left = u128::from(self.trimmed_mean()) * u128::from(MEMORY_NS - self.lost_ns);
         self.estimate = (left / u128::from(MEMORY_NS)).max(1) as u64;
         debug_assert!(self.lost_ns <= MEMORY_NS, "more time was lost than passed");
         true
     }
 
+    fn last_mut(&mut self) -> &mut Sample {
+        &mut self.samples[(self.taken - 1) as usize % SAMPLES]
+    }
+
     /// Counts the sample before the last if it was a stall, and lets older stalls fade.
-    fn remember_stall(&mut self, elapsed: u64) {
+    fn remember_stall(&mut self) {
+        let elapsed = self.last_mut().ns;
         let faded = u128::from(self.lost_ns) * u128::from(elapsed.min(MEMORY_NS));
         self.lost_ns -= (faded / u128::from(MEMORY_NS)) as u64;
         if self.taken < 3 {
@@ -227,6 +245,21 @@ mod tests {
             if burst > 6 {
                 assert!(near(bandwidth.get(), 25_000, 2), "{} after {burst}", bandwidth.get());
             }
+        }
+    }
+
+    /// Commands of one to five requests, each of which completes at once and takes longer than a window.
+    #[test]
+    fn requests_of_one_command_are_in_one_sample() {
+        let (mut bandwidth, mut now) = (started(Instant(0)), Instant(0));
+        for turn in 0..200_u64 {
+            let (requests, size) = (1 + turn % 5, 40 + 60 * (turn % 2) as u32);
+            now = now.after(requests * u64::from(size) * MS);
+            (0..requests).for_each(|_| {
+                bandwidth.on_written(now, size, 1000);
+            });
+            assert!(near(bandwidth.last(), 1000, 1), "{} in turn {turn}", bandwidth.last());
+            assert!(near(bandwidth.get(), 1000, 1), "{} after turn {turn}", bandwidth.get());
         }
     }
 

@@ -24,7 +24,7 @@ Examples:
   headworks-lab run seed-002 --case bandwidth --writers 100 --csv events.csv
   headworks-lab run seed-002 --case scaling --bw 3G --pool 256M --writers 1,1000 --throttle ioless,foreground
 
-Cases: scaling, grid, disk, files, two, bandwidth, writers, cold, exit, bursts, stalls,
+Cases: scaling, grid, disk, files, two, bandwidth, writers, small-writes, cold, exit, bursts, stalls,
 reconnect-50ms, reconnect-100ms, reconnect-1s, streams.
 Bandwidths are in powers of 1000 a second (700M, 3G), sizes in powers of 1024.")]
 pub struct ThrottlingArgs {

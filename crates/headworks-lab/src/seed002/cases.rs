@@ -66,6 +66,8 @@ pub enum Case {
     Bandwidth,
     /// Ten times the writers for a while.
     Writers,
+    /// The same with writes of 4 KiB: what the first writes of so many writers add is little.
+    SmallWrites,
     /// Cold start, counted from the beginning.
     Cold,
     /// Writers end one after another.
@@ -82,7 +84,7 @@ pub enum Case {
 
 impl Case {
     /// All cases, in the order in which they run.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Scaling,
         Self::Grid,
         Self::Disk,
@@ -91,6 +93,7 @@ impl Case {
         Self::Two,
         Self::Bandwidth,
         Self::Writers,
+        Self::SmallWrites,
         Self::Cold,
         Self::Exit,
         Self::Bursts,
@@ -113,6 +116,7 @@ impl Case {
             Self::Two => "two",
             Self::Bandwidth => "bandwidth",
             Self::Writers => "writers",
+            Self::SmallWrites => "small-writes",
             Self::Cold => "cold",
             Self::Exit => "exit",
             Self::Bursts => "bursts",
@@ -141,6 +145,7 @@ impl Case {
             Self::Two => (&[20], &[100], &[4096]),
             Self::Bandwidth => (&[10, 100, 1000], &[10, 700, 3000], &[256, 4096]),
             Self::Writers => (&[10, 100], &[10, 700, 3000], &[256, 4096]),
+            Self::SmallWrites => (&[100], &[10], &[4096]),
             Self::Cold => (&[1000], &[10, 700, 3000], &[256, 4096]),
             Self::Exit => (&[100], &[700], &[4096]),
             Self::Bursts => (&[10, 100], &[100, 700], &[4096]),
@@ -261,7 +266,8 @@ impl CasePoint {
         options: &Seed002Options,
         (case, throttle, writers, bandwidth, pool): (Case, Throttling, u32, u64, u64),
     ) -> Self {
-        let (write_bytes, seconds) = (options.write_bytes, options.seconds);
+        let seconds = options.seconds;
+        let write_bytes = if case == Case::SmallWrites { 4096 } else { options.write_bytes };
         // Forty writes of each writer, so that one write more or less hardly changes the shares.
         let shares = 40 * u64::from(writers) * u64::from(write_bytes);
         // And about five hundred requests, so that one more or less hardly changes the rate.
@@ -277,7 +283,7 @@ impl CasePoint {
             Case::Cold if is_fast => (0, seconds.div_ceil(2)),
             Case::Cold => (0, seconds.max(shares.div_ceil(4 * bandwidth))),
             Case::Grid if is_fast => (2, seconds.div_ceil(2).max(enough)),
-            Case::Bandwidth | Case::Writers => (0, 3 * phase_ns / SEC),
+            Case::Bandwidth | Case::Writers | Case::SmallWrites => (0, 3 * phase_ns / SEC),
             // Shares that follow the bandwidth need time to settle.
             Case::Two => (20, seconds),
             _ => (5, seconds.max(enough)),
@@ -310,7 +316,7 @@ impl CasePoint {
     #[must_use]
     pub fn phases(&self) -> Vec<Instant> {
         match self.case {
-            Case::Bandwidth | Case::Writers => {
+            Case::Bandwidth | Case::Writers | Case::SmallWrites => {
                 (0..=3).map(|phase| Instant(phase * self.phase_ns)).collect()
             }
             Case::Cold => vec![Instant(0), Instant(self.runtime_ns)],
@@ -351,7 +357,7 @@ impl CasePoint {
                 Case::Files => WriterOptions { manner: WritePattern::Files(FILES), ..dd },
                 Case::Uneven if number > 0 => WriterOptions { bytes_per_second: LIGHT_RATE, ..dd },
                 Case::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
-                Case::Writers if number >= self.writers => {
+                Case::Writers | Case::SmallWrites if number >= self.writers => {
                     let [_, more, fewer, _] = self.phases()[..] else { unreachable!("phases") };
                     WriterOptions { starts_at: more, exits_at: fewer, ..dd }
                 }
@@ -375,7 +381,7 @@ impl CasePoint {
     /// Connections of all writers during the run.
     fn connections(&self) -> u32 {
         match self.case {
-            Case::Writers => 10 * self.writers,
+            Case::Writers | Case::SmallWrites => 10 * self.writers,
             Case::Reconnect(ms) => {
                 let lives = (self.ramp_ns + self.runtime_ns).div_ceil(u64::from(ms) * MS);
                 STEADY + lives as u32

@@ -43,19 +43,22 @@ fn rate(from: &Sample, to: &Sample, of: fn(&Sample) -> u64) -> f64 {
     (of(to) - of(from)) as f64 * 1e9 / ns as f64
 }
 
-/// Writes of a window in which the rate is judged: their number scatters by a thirtieth, a third of the band.
+/// Least writes of a window in which the rate is judged: their number scatters by a thirtieth, a third of the band.
 const WINDOW_WRITES: f64 = 900.0;
 
 /// Settling time of a phase in milliseconds: until the dirtying rate, over each following window of
 /// the phase, is within 10 % of the device's rate in the last half of the phase. `None` if it never
-/// is. A window is a second, or longer where writes of `write` bytes are few.
+/// is. A window is a second, or longer where writes of `write` bytes are few, and then one write of each
+/// writer or several: writers that began together write together.
 #[must_use]
 pub fn settled_ms(samples: &[Sample], write: u64, from: Instant, to: Instant) -> Option<u64> {
     let first = samples.partition_point(|sample| sample.at < from);
     let last = samples.partition_point(|sample| sample.at <= to);
     let phase = &samples[first..last];
     let goal = rate(phase.get(phase.len() / 2)?, phase.last()?, |sample| sample.media);
-    let writes_ns = WINDOW_WRITES * write as f64 * 1e9 / goal.max(1.0);
+    let writers = f64::from(phase.get(phase.len() / 2)?.writers.max(1));
+    let rounds = (WINDOW_WRITES / writers).ceil();
+    let writes_ns = rounds * writers * write as f64 * 1e9 / goal.max(1.0);
     let window = (writes_ns as u64).max(SEC).div_ceil(SAMPLE_NS) as usize;
     if phase.len() <= 2 * window {
         return None;
