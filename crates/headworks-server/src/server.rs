@@ -13,10 +13,10 @@ use headworks_core::{
 };
 
 use crate::assemble::cache_shares;
+use crate::assemble::check_tenants;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::image::{CreatedImage, VolumeOrigin};
 use crate::assemble::side_by_side::LateImage;
-use crate::assemble::tenant_spec::check_tenants;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
 use crate::cache_part::check_parts;

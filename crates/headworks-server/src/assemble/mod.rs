@@ -19,12 +19,13 @@ mod watched_file;
 use std::path::Path;
 use std::time::Duration;
 
-use headworks_core::options::DEVICES_MAX;
+use headworks_core::options::{DEVICES_MAX, TENANTS_MAX};
 use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOptions};
 
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
+use crate::tenant::no_tenant;
 use headworks::house::display_size;
 use headworks::{Device, Image};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
@@ -261,6 +262,35 @@ pub(crate) fn assembled(
         volume,
         description: format!("{what}, {}{access}", display_size(size)),
     }
+}
+
+/// Checks that every tenant that an export names is defined, and that the exports of an image name the same.
+///
+/// # Errors
+/// The first export for which it does not hold.
+pub(crate) fn check_tenants(
+    exports: &[AssembledExport],
+    all: &[TenantSpec],
+) -> Result<(), ConfigError> {
+    let wrong = |message: String| Err(ConfigError::new("tenant", message));
+    if all.len() > TENANTS_MAX {
+        return wrong(format!("a server has at most {TENANTS_MAX} tenants"));
+    }
+    for (index, export) in exports.iter().enumerate() {
+        let tenant = export.spec.share.tenant;
+        if let Some(name) = tenant.filter(|name| !all.iter().any(|one| one.name == *name)) {
+            let known = all.iter().map(|tenant| tenant.name.as_str());
+            return wrong(no_tenant(name.as_str(), known));
+        }
+        let same = exports[..index].iter().find(|other| other.volume == export.volume);
+        if let Some(other) = same.filter(|other| other.spec.share.tenant != tenant) {
+            let (one, name) = (shown_name(&other.spec.name), shown_name(&export.spec.name));
+            return wrong(format!(
+                "exports `{one}` and `{name}` serve one image, which belongs to one tenant; give both the same"
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Default)]

@@ -1,11 +1,10 @@
 //! Tenants as a configuration defines them, and the tenants that exports name.
 
-use headworks_core::options::TENANTS_MAX;
 use headworks_core::{ConfigError, TenantId};
 
-use super::{AssembledExport, ExportSource, shown_name};
+use super::ExportSource;
 use crate::option_table::OptionTable;
-use crate::tenant::{TenantName, TenantOption, TenantOptions, no_tenant};
+use crate::tenant::{TenantName, TenantOption, TenantOptions};
 
 /// A tenant as it is configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,32 +53,6 @@ pub fn find_tenant(name: Option<TenantName>, all: &[TenantSpec]) -> (TenantId, T
         Some(index) => (TenantId(index as u16), all[index].options),
         None => (TenantId::NONE, TenantOptions::default()),
     }
-}
-
-/// Checks that every tenant that an export names is defined, and that the exports of an image name the same.
-///
-/// # Errors
-/// The first export for which it does not hold.
-pub fn check_tenants(exports: &[AssembledExport], all: &[TenantSpec]) -> Result<(), ConfigError> {
-    let wrong = |message: String| Err(ConfigError::new("tenant", message));
-    if all.len() > TENANTS_MAX {
-        return wrong(format!("a server has at most {TENANTS_MAX} tenants"));
-    }
-    for (index, export) in exports.iter().enumerate() {
-        let tenant = export.spec.share.tenant;
-        if let Some(name) = tenant.filter(|name| !all.iter().any(|one| one.name == *name)) {
-            let known = all.iter().map(|tenant| tenant.name.as_str());
-            return wrong(no_tenant(name.as_str(), known));
-        }
-        let same = exports[..index].iter().find(|other| other.volume == export.volume);
-        if let Some(other) = same.filter(|other| other.spec.share.tenant != tenant) {
-            let (one, name) = (shown_name(&other.spec.name), shown_name(&export.spec.name));
-            return wrong(format!(
-                "exports `{one}` and `{name}` serve one image, which belongs to one tenant; give both the same"
-            ));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
