@@ -10,11 +10,19 @@ use headworks_server::config::{ConfigFile, Origin};
 use headworks_server::{Address, InheritedAddress, SOCKET_PATH_MAX};
 
 use super::ServeArgs;
-use super::plan::unix_mode;
 use super::systemd::{InheritedSockets, unix_path};
 
 /// Names that are tried for a private directory.
 const ATTEMPTS: u32 = 100;
+
+/// The mode of unix sockets.
+pub(super) fn unix_mode(options: &ServeArgs) -> Result<u32, ConfigError> {
+    let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
+    mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
+        let message = format!("`{}` is not an octal mode such as 660", options.unix_mode);
+        ConfigError::new("unix-mode", message)
+    })
+}
 
 /// A directory for the private socket, removed on drop if it belongs to this process.
 pub(super) struct PrivateDirectory {

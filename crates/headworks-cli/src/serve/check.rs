@@ -20,8 +20,9 @@ use headworks_server::{
 use serde_json::{Value, json};
 
 use super::address::named_addresses;
-use super::announce::{self, shown_export};
-use super::plan::blame;
+use super::announce;
+use super::announced_export::shown_export;
+use super::layers::blame;
 use super::source::{LoadedFile, load};
 use super::{
     EffectiveOptions, OptionError, OptionSources, images, listen, memory, plan, report_error,

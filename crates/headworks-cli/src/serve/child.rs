@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
-use super::Running;
+use super::running::Running;
 use crate::signals::Signals;
 
 pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {

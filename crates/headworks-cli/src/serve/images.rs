@@ -10,7 +10,7 @@ use headworks_core::ConfigError;
 use headworks_server::{Assembly, ExportSpec, Leftovers, MissingImage};
 
 use super::EffectiveOptions;
-use super::announce::shown_export;
+use super::announced_export::shown_export;
 
 /// How long a remote may take to answer before others are served without it.
 const ANSWER: Duration = Duration::from_secs(1);

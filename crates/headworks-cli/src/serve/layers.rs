@@ -130,6 +130,13 @@ pub fn resolve(
 }
 
 /// Error about the value of a command line argument.
+/// An error with the position of the option that it names.
+pub(super) fn blame(config: &ConfigFile, error: &ConfigError) -> Problem {
+    let said = config.server.iter().find(|setting| setting.name == error.option);
+    let origin = said.map_or(&Origin::CommandLine, |setting| &setting.origin);
+    Problem::new(origin, error.to_string())
+}
+
 fn usage(error: impl fmt::Display) -> OptionError {
     OptionError::Invalid(Problems(vec![Problem::new(&Origin::CommandLine, error.to_string())]))
 }

@@ -11,8 +11,9 @@ use headworks_server::{
 };
 
 use super::ServeArgs;
-use super::address::{absolute, uri};
-use super::plan::{blame, unix_mode};
+use super::address::{absolute, unix_mode, uri};
+use super::announced_export::shown_export;
+use super::layers::blame;
 use super::tls::encrypted;
 use super::user;
 use crate::shown::Lines;
@@ -94,9 +95,8 @@ pub(super) fn announced(
     all.map(|(spec, port)| {
         let place = Place::of(spec, port);
         let served = server.exports();
-        let is_served = |spec: &&ExportSpec| {
-            served.iter().any(|one| one.name == super::announce::shown_export(&spec.name))
-        };
+        let is_served =
+            |spec: &&ExportSpec| served.iter().any(|one| one.name == shown_export(&spec.name));
         let offered = specs.iter().filter(is_served);
         let offered = offered.filter(|export| spec.offers(&export.name, tenant_of(export)));
         AnnouncedListener {
@@ -156,8 +156,7 @@ impl AnnouncedListener {
             (true, _) => "every export".to_owned(),
             (false, 0) => "no export at present".to_owned(),
             (false, _) => {
-                let names: Vec<&str> =
-                    exports.iter().map(|(name, _)| super::announce::shown_export(name)).collect();
+                let names: Vec<&str> = exports.iter().map(|(name, _)| shown_export(name)).collect();
                 names.join(", ")
             }
         };

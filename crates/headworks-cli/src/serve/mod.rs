@@ -5,13 +5,15 @@
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment), `plan` their
-//! meaning, `peer_words` what others' users write instead, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message,
+//! meaning, `peer_words` what others' users write instead, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message and
+//! `announced_export` its exports, `running` what a server has while it runs,
 //! `child` the command of `--run`, `reload` SIGHUP and `ctl reload`, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
 //! certificates, `systemd` the service manager, `user` dropping privileges, `sandbox` the seccomp filter, `upgrade` the
 //! replacement of the process while clients stay connected.
 
 mod address;
 mod announce;
+mod announced_export;
 mod cache_file;
 pub mod check;
 mod child;
@@ -24,6 +26,7 @@ mod peer_words;
 mod pid_file;
 mod plan;
 mod reload;
+mod running;
 mod sandbox;
 mod source;
 mod stop;
@@ -34,7 +37,6 @@ mod tls;
 mod upgrade;
 mod user;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -49,15 +51,16 @@ use crate::progress;
 use crate::signals::Signals;
 use crate::{USAGE, complain, shown};
 use address::{PrivateDirectory, addresses, socket_addresses, uri};
-use announce::{AnnouncedExport, announce, announced};
+use announce::announce;
+use announced_export::announced;
 use cache_file::{CacheStore, StoredMemory};
 pub use child::child_code;
 use child::spawn;
-use listen::AnnouncedListener;
+use layers::blame;
 use options::Sandbox;
 use pid_file::PidFile;
-use plan::blame;
 use reload::Reload;
+use running::Running;
 use stop::{StopOutcome, Upkeep, end_at_once, wait};
 use systemd::{InheritedSockets, ServiceManager, unix_path};
 use upgrade::{Predecessor, ProcessState, Upgrades};
@@ -205,70 +208,6 @@ struct Environment {
 
 fn user(options: &ServeArgs) -> Result<Option<User>, ConfigError> {
     options.user.as_deref().map(user::look_up).transpose()
-}
-
-struct Running {
-    server: Server,
-    exports: Vec<AnnouncedExport>,
-    /// Listeners with exports of their own.
-    listeners: Vec<AnnouncedListener>,
-    /// There is a listener that offers every export with the server's options.
-    has_default: bool,
-    notes: Vec<String>,
-    /// Upper limit of dirty bytes.
-    dirty_limit: u64,
-    cache_bytes: u64,
-    /// Time limit of a shutdown; none means unlimited.
-    stop: Option<Duration>,
-    unix: Option<PathBuf>,
-    port: Option<u16>,
-    /// Addresses with the same exports that the URIs do not name.
-    further: Vec<String>,
-    control: Option<PathBuf>,
-    /// Directory of the private socket, removed with this.
-    private: Option<PrivateDirectory>,
-    pid_file: Option<PidFile>,
-    /// The cache's memory, removed when everything in it is written out.
-    store: CacheStore,
-    /// Sockets of the service manager.
-    sockets: InheritedSockets,
-}
-
-impl Running {
-    /// Where dirty data outlive the server; none if they do not.
-    fn kept_in(&self) -> Option<&str> {
-        self.store.shown().filter(|_| self.server.keeps_cache())
-    }
-
-    /// URI of the first export that clients can reach.
-    fn first_uri(&self) -> Option<&str> {
-        let mut uris = self.exports.iter().map(|export| export.uri.as_str());
-        uris.find(|uri| uri.starts_with("nbd"))
-    }
-
-    /// What a process that replaces this one gets beside the server's state.
-    fn process_state(&self) -> io::Result<ProcessState> {
-        Ok(ProcessState {
-            sockets: self.sockets.sockets(),
-            memory: self.store.to_hand_over()?,
-            private: self.private.as_ref().map(|private| private.path().to_owned()),
-            pid_file: self.pid_file.as_ref().map(|file| file.path().to_owned()),
-        })
-    }
-
-    /// Where dirty data lie, and what that means.
-    fn dirty_place(&self) -> String {
-        match self.kept_in() {
-            Some(place) => format!("in {place}, where the next server finds them"),
-            None => {
-                let why = self.store.why_anonymous();
-                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
-                format!(
-                    "in anonymous memory, which a killed server takes with it (--cache-file){why}"
-                )
-            }
-        }
-    }
 }
 
 fn start(

@@ -9,8 +9,8 @@ use headworks_server::{
 };
 
 use super::ServeArgs;
-use super::address::{absolute, named_addresses};
-use super::layers::EffectiveOptions;
+use super::address::{absolute, named_addresses, unix_mode};
+use super::layers::{EffectiveOptions, blame};
 use super::listen::{plan_access, uses_tls};
 use super::memory;
 use super::peer_words::plugin_answer;
@@ -69,13 +69,6 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
         return Err(blamed(ConfigError::new("cache", message)));
     }
     Ok((specs, server))
-}
-
-/// An error with the position of the option that it names.
-pub(super) fn blame(config: &ConfigFile, error: &ConfigError) -> Problem {
-    let said = config.server.iter().find(|setting| setting.name == error.option);
-    let origin = said.map_or(&Origin::CommandLine, |setting| &setting.origin);
-    Problem::new(origin, error.to_string())
 }
 
 fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOptions, Problem> {
@@ -140,12 +133,4 @@ pub(super) fn limits(words: &[String]) -> Result<Limits, ConfigError> {
     let wrong = |message| ConfigError::new("limit", message);
     parse_limits(&mut limits, &words.join(",")).map_err(wrong)?;
     Ok(limits)
-}
-
-pub(super) fn unix_mode(options: &ServeArgs) -> Result<u32, ConfigError> {
-    let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
-    mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
-        let message = format!("`{}` is not an octal mode such as 660", options.unix_mode);
-        ConfigError::new("unix-mode", message)
-    })
 }

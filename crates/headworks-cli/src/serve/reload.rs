@@ -23,7 +23,7 @@ use headworks_server::{
 };
 
 use super::address::named_addresses;
-use super::{EffectiveOptions, OptionSources, listen, plan, tls};
+use super::{EffectiveOptions, OptionSources, listen, plan};
 use crate::signals::{MainNotifier, Signals};
 
 /// The problem of a reload for which the command line names nothing.
@@ -98,7 +98,7 @@ impl Reload {
         thread.spawn(move || {
             let mut told = ToldOutcome::default();
             loader.load(&server, &mut told);
-            tls::reload(&server, &mut told);
+            reload_certificates(&server, &mut told);
             if !loader.has_file && told.0 == ReloadOutcome::default() {
                 told.0.problems.push(NOTHING_TO_LOAD.to_owned());
             }
@@ -177,9 +177,19 @@ impl Loader {
     }
 }
 
+/// Reads the certificates again.
+fn reload_certificates(server: &Reloader, told: &mut ToldOutcome) {
+    match server.certificates() {
+        Ok(true) => told.changed("certificates reloaded for new connections".to_owned()),
+        Ok(false) => {}
+        Err(error) => told
+            .failed(format!("cannot reload the certificates, the old ones stay in use: {error}")),
+    }
+}
+
 /// The outcome of a reload; what is added to it goes to the log, too.
 #[derive(Default)]
-pub(super) struct ToldOutcome(ReloadOutcome);
+struct ToldOutcome(ReloadOutcome);
 
 impl ToldOutcome {
     fn refuse(&mut self, problems: &str) {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use headworks_server::{ActiveExport, ReloadRequest, VolumeProgress, VolumeStop};
 
-use super::Running;
 use super::reload::Reload;
+use super::running::Running;
 use super::stop_signals::{StopSignal, StopSignals};
 use super::systemd::ServiceManager;
 use super::upgrade::restart::{self, Leaving};

@@ -18,7 +18,8 @@ use headworks_core::{ConfigError, escape_controls};
 use headworks_server::{InheritedAddress, InheritedSocket, Server, ShardBarrier};
 use sd_notify::NotifyState;
 
-use super::upgrade::restart::{self, Left};
+use super::cache_file;
+use super::upgrade::left::{self, Left};
 
 /// Name (`FileDescriptorName=`) of the control socket.
 const CONTROL: &str = "control";
@@ -59,11 +60,11 @@ impl InheritedSockets {
         for (fd, name) in given {
             // SAFETY: the variables pass this descriptor to the process, and nothing was opened before.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-            if name.starts_with(restart::NAME) {
+            if name.starts_with(left::NAME) {
                 sockets.left.push(fd, name);
                 continue;
             }
-            if name.starts_with(super::cache_file::NAME) {
+            if name.starts_with(cache_file::NAME) {
                 sockets.memory.push((fd, name));
                 continue;
             }

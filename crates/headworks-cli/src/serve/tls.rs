@@ -5,11 +5,9 @@ use std::path::Path;
 
 use headworks_core::ConfigError;
 use headworks_nbd::tls::{TlsMode, TlsOptions, files};
-use headworks_server::Reloader;
 
 use super::ServeArgs;
 use super::address::{absolute, encode};
-use super::reload::ToldOutcome;
 
 /// Derives the TLS mode of the server; `is_used` by listeners, its certificates may be given without TLS of its own. Files are opened
 /// when the server starts.
@@ -58,16 +56,6 @@ pub(super) fn note(tls: &TlsOptions) -> Option<String> {
             Some(format!("TLS is available to clients that ask for it (nbds://){peers}"))
         }
         TlsMode::Require => Some(format!("TLS is required{peers}")),
-    }
-}
-
-/// SIGHUP: reloads the certificates.
-pub(super) fn reload(server: &Reloader, told: &mut ToldOutcome) {
-    match server.certificates() {
-        Ok(true) => told.changed("certificates reloaded for new connections".to_owned()),
-        Ok(false) => {}
-        Err(error) => told
-            .failed(format!("cannot reload the certificates, the old ones stay in use: {error}")),
     }
 }
 

@@ -10,13 +10,15 @@
 //!
 //! Modules: `spawner` the helper process that starts programs, `packet` packets with descriptors, `channel` the messages,
 //! `process_state` what the program hands over beside the server's record, `successor` the side of the old process,
-//! `predecessor` that of the new one, `changes` what `ctl` had changed.
+//! `predecessor` that of the new one, `changes` what `ctl` had changed. `restart` and `left` do the same across a stop: what this process leaves
+//! with the service manager, and what the next one finds.
 //!
 //! Invariants: until Go the new process changes nothing that the old one needs; the old one serves again only when the new one has
 //! ended; the old one exits without removing a file.
 
 mod changes;
 mod channel;
+pub(super) mod left;
 mod packet;
 mod predecessor;
 mod process_state;

@@ -20,8 +20,9 @@ use headworks_server::{Handover, UpgradeHook, UpgradeRefusal, UpgradeReport, Upg
 use super::Spawner;
 use super::channel::{Channel, Message, VERSION};
 use super::packet::{PacketError, PacketSocket};
+use crate::serve::ServeArgs;
+use crate::serve::running::Running;
 use crate::serve::systemd::ServiceManager;
-use crate::serve::{Running, ServeArgs};
 use crate::signals::{MainNotifier, Signals};
 
 /// Time limit of the preparation, in which the server serves: a successor opens images and maps memory.
