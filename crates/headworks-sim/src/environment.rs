@@ -5,14 +5,17 @@
 //! a shard does.
 
 mod ends;
+mod event;
+mod flushes;
+mod frames;
 mod history;
-mod lent;
 mod limits;
-mod memory;
+mod links;
 mod no_disk;
+mod port;
+mod progress;
 mod waits;
 
-use headworks::driver::{ActionSink, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::time::MS;
@@ -27,8 +30,9 @@ use crate::check::{check_status, violation};
 use crate::connection::{BioStage, Connection};
 use crate::coverage::{Coverage, Point};
 use crate::frames::Frames;
+use crate::lent::LentFrames;
 use crate::limits::FrontLimits;
-use crate::memory_space::{MEMORY_RULE, MemorySpace};
+use crate::memory_space::MemorySpace;
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::owed_errors::OwedErrors;
@@ -36,56 +40,14 @@ use crate::scenario::{Scenario, WorldDefect};
 use crate::sector_pattern::POISON;
 use crate::tenants::TenantEdits;
 
+use flushes::Flushes;
 use history::{History, HistoryEvent};
-use lent::LentFrames;
-pub use no_disk::NoDisk;
+use links::Links;
+use progress::Progress;
 
-/// An event in the queue of the simulation.
-#[derive(Clone, Copy, Debug)]
-pub enum Event {
-    /// A message arrives at a shard.
-    Deliver {
-        /// The sending shard of the message.
-        from: ShardId,
-        /// The receiving shard of the message.
-        to: ShardId,
-        /// The message itself.
-        message: Message,
-    },
-    /// A connection submits bios.
-    Issue {
-        /// The number of the connection.
-        connection: u32,
-    },
-    /// The next step of a hot-plug change.
-    HotplugChange,
-    /// The operator changes a tunable.
-    Switch {
-        /// The device to be changed.
-        device: DeviceId,
-    },
-    /// The operator moves an export to another tenant, or changes a weight.
-    TenantChange,
-    /// Bios that wait for limits in front of a shard may pass.
-    Limits {
-        /// The shard.
-        shard: ShardId,
-    },
-    /// The operator changes a limit.
-    LimitChange,
-    /// The next step to put a volume on its base.
-    Layer {
-        /// Index of the layer in the scenario.
-        layer: u16,
-        /// The plan that it belongs to.
-        plan: u32,
-    },
-    /// The operator acknowledges failed data.
-    Acknowledge {
-        /// The volume with failed data.
-        volume: VolumeId,
-    },
-}
+pub use event::Event;
+pub use no_disk::NoDisk;
+pub use port::ShardPort;
 
 /// The rule that a lost write-back error violates.
 pub const ERROR_REPORTED: &str = "a write-back error fails the next flush of every connection";
@@ -110,20 +72,16 @@ pub struct Environment {
     pub oracle: Oracle,
     /// Write-back errors owed to connections.
     pub owed_errors: OwedErrors,
-    /// Number of the current or last turn.
-    pub turn: u64,
     /// The caches' frame pools.
     pub frames: Frames,
     /// The space of the frames, where their filesystem may refuse it.
     pub memory: Option<MemorySpace>,
     /// Reads without a buffer: the frames of answered ones, and those that the shards returned.
     pub lent: LentFrames,
-    /// Status of the last flush, by volume.
-    pub flushed: Vec<Option<Status>>,
-    /// Time of the last submission or answer.
-    pub last_progress: Instant,
-    /// Time of the last completion or message delivered to a shard.
-    pub last_message: Instant,
+    /// The flushes of each volume.
+    pub flushes: Flushes,
+    /// How far the world has come.
+    pub progress: Progress,
     /// Changes tunables under load.
     pub operator: Operator,
     /// Changes of exports and tenants.
@@ -138,22 +96,11 @@ pub struct Environment {
     pub paused: bool,
     /// Whether faults are injected at present.
     pub faulty: bool,
-    /// Number of bios answered.
-    pub answered: u64,
-    /// Number of `UnknownCompletion` notices.
-    pub unknown_completions: u64,
-    /// Messages dropped by an injected defect.
-    pub lost: u64,
     /// Bios in flight, by device.
-    pub outstanding: Vec<u32>,
-    /// Tick of the last failed flush, by volume.
-    suspect: Vec<Option<u64>>,
+    outstanding: Vec<u32>,
     /// Until when bios of a device may fail because it does not answer: other shards are told of its answer later.
     stuck_until: Vec<Instant>,
-    /// Volumes whose failed data the operator is about to acknowledge.
-    acknowledging: Vec<bool>,
-    /// Arrival time of the last message, by pair of shards.
-    arrivals: Vec<Instant>,
+    links: Links,
     delays: Prng,
     history: History,
 }
@@ -178,14 +125,12 @@ impl Environment {
             timers: vec![None; shards],
             ready: Vec::with_capacity(connections.len()),
             owed_errors: OwedErrors::new(connections.len()),
-            turn: 0,
             oracle,
             frames: Frames::new(scenario.shards, scenario.cache.units),
             memory: MemorySpace::of(&scenario),
             lent: LentFrames::default(),
-            flushed: vec![None; scenario.volumes.len()],
-            last_progress: Instant(0),
-            last_message: Instant(0),
+            flushes: Flushes::new(scenario.volumes.len()),
+            progress: Progress::default(),
             tenants: TenantEdits::new(scenario.seed, scenario.tenants),
             limits: FrontLimits::new(
                 scenario.seed,
@@ -199,14 +144,9 @@ impl Environment {
             broken: None,
             paused: false,
             faulty: true,
-            answered: 0,
-            unknown_completions: 0,
-            lost: 0,
             outstanding: vec![0; scenario.devices.len()],
-            suspect: vec![None; scenario.volumes.len()],
             stuck_until: vec![Instant(0); scenario.devices.len()],
-            acknowledging: vec![false; scenario.volumes.len()],
-            arrivals: vec![Instant(0); shards * shards],
+            links: Links::new(scenario.shards),
             delays: Prng::new(scenario.seed).split("delays"),
             history: History::new(scenario.checked),
             connections,
@@ -281,7 +221,7 @@ impl Environment {
     }
 
     fn submit(&mut self, index: usize) -> Bio {
-        self.last_progress = self.now;
+        self.progress.made(self.now);
         let (bio, slot, malformed) = self.connections[index].submit(self.now);
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let outstanding = &mut self.outstanding[usize::from(device.0)];
@@ -343,7 +283,7 @@ impl Environment {
             let scenario = &self.scenario;
             self.oracle.preset(volume.0, size, |sector| scenario.initial(volume, sector));
         }
-        self.suspect[usize::from(volume.0)] = None;
+        self.flushes.replace(volume);
         self.owed_errors.on_replaced(volume);
         for index in 0..self.connections.len() {
             if self.connections[index].job.options.volume == volume {
@@ -417,7 +357,7 @@ impl Environment {
 
     /// Delivers a message to shard `to`.
     pub fn receive_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
-        self.last_message = self.now;
+        self.progress.message(self.now);
         if let Message::Bio { bio, .. } = message {
             if bio.id.unit().is_some() {
                 return Input::Message { from, message };
@@ -437,8 +377,7 @@ impl Environment {
 
     /// The operator's acknowledgement of failed data.
     pub fn acknowledge(&mut self, volume: VolumeId) -> Input {
-        self.suspect[usize::from(volume.0)] = None;
-        self.acknowledging[usize::from(volume.0)] = false;
+        self.flushes.acknowledge(volume);
         self.coverage.hit(Point::ControlAcknowledge);
         Input::Control(Control::Acknowledge { volume })
     }
@@ -516,7 +455,7 @@ impl Environment {
 
     /// Ends a command, as its completion is delivered to the shard.
     pub fn complete(&mut self, device: DeviceId, id: RequestId, status: Status) {
-        self.last_message = self.now;
+        self.progress.message(self.now);
         if let Some((volume, offset, len)) = self.frames.place(device, id) {
             let id_of = BioId { volume, ..BioId::default() };
             let bio = Bio { id: id_of, offset, len, ..Bio::default() };
@@ -544,7 +483,7 @@ impl Environment {
         }
         for (place, connection) in self.connections.iter().enumerate() {
             if connection.job.options.volume == volume {
-                self.owed_errors.owe(place, self.turn);
+                self.owed_errors.owe(place, self.progress.turn());
             }
         }
     }
@@ -557,16 +496,16 @@ impl Environment {
         }
         match (bio.op, status) {
             (Op::Flush, Err(_)) => {
-                let owed = self.owed_errors.on_failure(place, self.turn);
+                let owed = self.owed_errors.on_failure(place, self.progress.turn());
                 self.coverage.add(Point::OwedErrorReported, owed.into());
             }
             (Op::Flush, Ok(())) if self.owed_errors.is_owed(place) => {
                 let detail = format!("{bio:?} succeeded although its connection is owed an error");
                 self.fail(violation(ERROR_REPORTED, detail));
             }
-            (Op::Flush, Ok(())) => self.owed_errors.on_success(place, self.turn),
+            (Op::Flush, Ok(())) => self.owed_errors.on_success(place, self.progress.turn()),
             (Op::Write, Ok(())) if !bio.flags.contains(BioFlags::DIRECT) => {
-                self.owed_errors.on_success(place, self.turn);
+                self.owed_errors.on_success(place, self.progress.turn());
             }
             _ => {}
         }
@@ -595,7 +534,7 @@ impl Environment {
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: WaitTimes) {
         const ONCE: &str = "every bio is answered exactly once";
-        self.last_progress = self.now;
+        self.progress.made(self.now);
         let index = self.index(id.connection);
         let slot = self.connections.get(index).and_then(|c| c.slot(id));
         let Some(slot) = slot else {
@@ -616,7 +555,7 @@ impl Environment {
             let detail = format!("{stage:?} {status:?} for {id:?}, which is {:?}", flight.stage);
             return self.fail(violation(ONCE, detail));
         }
-        self.answered += u64::from(stage != ReplyStage::Released);
+        self.progress.count_answer(stage);
         if stage != ReplyStage::Early {
             let device = self.scenario.volumes[usize::from(id.volume.0)].device;
             self.outstanding[usize::from(device.0)] -= 1;
@@ -646,14 +585,17 @@ impl Environment {
 
     /// After a failed flush of a cached volume the operator sometimes acknowledges the failed data.
     fn on_flushed(&mut self, bio: &Bio, status: Status) {
-        let volume = usize::from(bio.id.volume.0);
-        self.flushed[volume] = Some(status);
-        if status.is_ok() || !self.scenario.is_cached(bio.id.volume) || self.acknowledging[volume] {
+        let volume = bio.id.volume;
+        self.flushes.ended(volume, status);
+        if status.is_ok()
+            || !self.scenario.is_cached(volume)
+            || self.flushes.is_acknowledging(volume)
+        {
             return;
         }
         self.coverage.hit(Point::FlushFailed);
         if self.faulty && self.delays.below(4) == 0 {
-            self.schedule_acknowledge(bio.id.volume);
+            self.schedule_acknowledge(volume);
         }
     }
 
@@ -669,7 +611,7 @@ impl Environment {
 
     /// Schedules the operator's acknowledgement of failed data on `volume`.
     pub fn schedule_acknowledge(&mut self, volume: VolumeId) {
-        self.acknowledging[usize::from(volume.0)] = true;
+        self.flushes.begin_acknowledge(volume);
         let after = self.delays.between(100_000, 20_000_000);
         let acknowledge = Event::Acknowledge { volume };
         self.events.push(self.now.after(after), acknowledge);
@@ -694,7 +636,9 @@ impl Environment {
             let overdue = self.is_overdue(&bio, flight.since);
             check_status(&self.scenario, &bio, flight.malformed, self.faulty, status, overdue)
                 .map_err(|violation| violation.after(self.now.since(flight.since)))?;
-            self.check_suspect(&bio, flight.ticket.start, status)?;
+            if !self.scenario.is_unsafe(bio.id.volume) {
+                self.flushes.check(&bio, flight.ticket.start, status)?;
+            }
         }
         if hole && !(bio.op == Op::Read && bio.flags.contains(BioFlags::HOLE_OK)) {
             return Err(violation(
@@ -715,30 +659,6 @@ impl Environment {
             }
         }
         self.oracle.answer(&bio, flight.ticket, status, hole, stage, bytes)
-    }
-
-    /// Checks that after a failed flush every later flush and FUA of the volume fails, until the
-    /// operator acknowledges it.
-    fn check_suspect(&self, bio: &Bio, start: u64, status: Status) -> Result<(), Violation> {
-        let durable = bio.op == Op::Flush || bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
-        let since = self.suspect[usize::from(bio.id.volume.0)];
-        // A discard that covers no whole granule ends before durability matters.
-        let empty = bio.op == Op::Discard;
-        if self.scenario.is_unsafe(bio.id.volume) {
-            return Ok(());
-        }
-        if durable
-            && !empty
-            && status.is_ok()
-            && start > 0
-            && since.is_some_and(|since| start > since)
-        {
-            return Err(violation(
-                "a suspect volume promises no durability",
-                format!("{bio:?} succeeded after a failed flush"),
-            ));
-        }
-        Ok(())
     }
 
     fn cover_reply(&mut self, status: Status, hole: bool, stage: ReplyStage) {
@@ -775,14 +695,10 @@ impl Environment {
             && self.scenario.defect == WorldDefect::LosesGrants
             && self.delays.below(4) == 0
         {
-            self.lost += 1;
             return;
         }
-        // In order for each pair of shards: not before the message sent last.
         let delay = 100 + self.delays.below(self.scenario.message_delay_ns);
-        let pair = usize::from(from.0) * usize::from(self.scenario.shards) + usize::from(to.0);
-        let at = self.now.after(delay).max(self.arrivals[pair]);
-        self.arrivals[pair] = at;
+        let at = self.links.arrival(from, to, self.now.after(delay));
         self.events.push(at, Event::Deliver { from, to, message });
     }
 
@@ -790,7 +706,7 @@ impl Environment {
         match notice {
             Notice::Suspect { volume, .. } => {
                 self.coverage.hit(Point::NoticeSuspect);
-                self.suspect[usize::from(volume.0)] = Some(self.oracle.tick());
+                self.flushes.suspect(volume, self.oracle.tick());
                 self.schedule_acknowledge(volume);
             }
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
@@ -801,7 +717,7 @@ impl Environment {
                 self.stuck_until[usize::from(device.0)] = until;
                 self.coverage.hit(if stuck { Point::NoticeStuck } else { Point::NoticeLive });
             }
-            Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
+            Notice::UnknownCompletion { .. } => self.progress.count_unknown_completion(),
             Notice::Set { token, status } => self.on_option_answered(token, status),
         }
     }
@@ -846,103 +762,5 @@ impl Environment {
             }
         }
         text
-    }
-}
-
-/// The environment as seen by one shard's executor.
-pub struct ShardPort<'a> {
-    /// The shared environment of all shards.
-    pub env: &'a mut Environment,
-    /// The shard whose actions are executed.
-    pub shard: ShardId,
-}
-
-impl ShardPort<'_> {
-    /// The frames of a cache bio: of this shard, or of the shard that forwarded it.
-    fn frames_of(&mut self, bio: BioId, unit: u32) -> Span {
-        let volume = self.env.scenario.volumes[usize::from(bio.volume.0)];
-        let owner = self.env.scenario.devices[usize::from(volume.device.0)].config.owner;
-        if self.shard != volume.home && self.shard != owner {
-            let detail = format!("shard {} uses the frames of {bio:?}", self.shard.0);
-            self.env.fail(violation(
-                "frames are accessed only by their shard and its device owners",
-                detail,
-            ));
-        }
-        self.env.frames.span(volume.home.0).frames_from(unit)
-    }
-}
-
-// SAFETY: pools and buffers are allocations of their own, dropped after the devices; the world checks which operation uses
-// them and when.
-unsafe impl ActionSink for ShardPort<'_> {
-    const KEEPS_FRAMES: bool = true;
-
-    fn buffer(&mut self, bio: BioId) -> Span {
-        if let Some(unit) = bio.unit() {
-            return self.frames_of(bio, unit);
-        }
-        let connection = &self.env.connections[self.env.index(bio.connection)];
-        let home = connection.home;
-        if let Some(slot) = connection.slot(bio)
-            && (home == self.shard || connection.slots[slot].holder == Some(self.shard))
-        {
-            return connection.buffers.span(slot);
-        }
-        let span = connection.buffers.span(0);
-        let detail = format!("shard {} uses the buffer of {bio:?}", self.shard.0);
-        self.env
-            .fail(violation("a buffer is accessed only by the shard that holds its bio", detail));
-        span
-    }
-
-    fn frames(&self) -> Span {
-        self.env.frames.span(self.shard.0)
-    }
-
-    fn reply(
-        &mut self,
-        id: BioId,
-        status: Status,
-        hole: bool,
-        stage: ReplyStage,
-        wait_times: WaitTimes,
-    ) {
-        self.env.reply(id, status, hole, stage, wait_times);
-    }
-
-    fn reply_frames(&mut self, id: BioId, frames: &[Span], wait_times: WaitTimes) {
-        self.env.reply_frames(id, frames, wait_times);
-    }
-
-    fn needs_buffer(&mut self, id: BioId, wait_times: WaitTimes) {
-        self.env.take_back(id, wait_times);
-    }
-
-    fn before_change(&mut self, frames: Span) {
-        self.env.before_change(frames);
-    }
-
-    fn release(&mut self, frames: Span) {
-        // What reads them before it writes them is found by its wrong bytes.
-        // SAFETY: frames of the pool that no device uses, as the shard says and the checks have found.
-        unsafe { frames.bytes_mut() }.fill(POISON);
-        self.env.give_back(self.shard, frames);
-    }
-
-    fn prepare(&mut self, frames: Span) {
-        self.env.ask_for(self.shard, frames);
-    }
-
-    fn send(&mut self, to: ShardId, message: Message) {
-        self.env.send(self.shard, to, message);
-    }
-
-    fn timer(&mut self, at: Instant) {
-        self.env.timers[usize::from(self.shard.0)] = Some(at);
-    }
-
-    fn notice(&mut self, notice: Notice) {
-        self.env.notice(notice);
     }
 }

@@ -17,6 +17,7 @@ pub mod environment;
 pub mod frames;
 pub mod harness;
 pub mod joints;
+mod lent;
 pub mod limits;
 pub mod memory_space;
 pub mod operator;

@@ -12,69 +12,41 @@
 //! load and new shards start over what the disks kept; then every byte is read back. Invariants:
 //! time does not go back, and every input comes from an event, a disk or a timer.
 
-use headworks::Device;
-use headworks::driver::Executor;
-use headworks::testing::LateDevice;
-use headworks_cache_memory::DirtyLog;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
-    Control, DeviceId, Input, Instant, IoError, Op, Shard, ShardId, VolumeConfig, VolumeId,
-    WriteMode,
+    Control, DeviceId, Input, Instant, IoError, ShardId, VolumeConfig, WriteMode,
 };
 
 use crate::check::{Failure, check_idle, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
-use crate::disk::{
-    Disk, DiskFile, DiskOptions, Fault, LatencyModel, OverlaidDisk, OverlaidVolume, SharedDisk,
-    keep_top,
-};
+use crate::disk::{Fault, LatencyModel, SharedDisk};
 use crate::environment::{Environment, Event, NoDisk, ShardPort};
 use crate::oracle::CutReport;
 use crate::scenario::{Scenario, WorldDefect};
-use crate::sector_pattern::SECTOR;
-use crate::workload::{AccessPattern, Job, JobOptions};
+use crate::workload::Job;
 
 mod caps;
-mod death;
+mod ends;
 mod hotplug;
+mod hotplug_plan;
+mod layer_plan;
 mod layers;
-mod sizes;
-mod snapshots;
-mod stop;
+mod make;
+mod observe;
 mod upgrade;
+mod upgrade_plan;
 
-pub use stop::STOP_RULE;
+pub use ends::STOP_RULE;
+pub use make::Prepare;
 
-use hotplug::Hotplug;
-use layers::Layers;
-use upgrade::Upgrades;
-
-/// A shard with its executor and its pending inputs.
-struct SimShard {
-    core: Shard,
-    executor: Executor<DirtyLog>,
-    inbox: Vec<Input>,
-    turn: Vec<Input>,
-}
-
-impl SimShard {
-    /// Number of the first `size` inputs that make a turn: an acknowledgement of failed data has a
-    /// turn of its own, so that the discarded ranges are known.
-    fn until_acknowledge(&self, size: usize) -> usize {
-        let is_one = |input: &Input| matches!(input, Input::Control(Control::Acknowledge { .. }));
-        match self.inbox.iter().take(size).position(is_one) {
-            None => size,
-            Some(0) => 1,
-            Some(before) => before,
-        }
-    }
-}
-
-/// Changes a shard before the simulation starts; tests install defective policies with it.
-pub type Prepare = fn(&mut Shard, &Scenario, ShardId);
+use hotplug_plan::Hotplug;
+use layer_plan::Layers;
+use make::{FLUSHES, SimShard, bios_of_reader, make_disks, make_shards, reader};
+use observe::{count_disk, observe_failures, observe_inputs};
+use upgrade_plan::Upgrades;
 
 /// A simulated world of one scenario.
 pub struct World {
@@ -133,8 +105,6 @@ pub struct Outcome {
     /// State found after the cuts, by write mode.
     pub survived: [CutReport; WriteMode::ALL.len()],
 }
-
-const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0, 0];
 
 const FLUSH_AGAIN: &str =
     "flushes succeed after the fault is gone and failed data are acknowledged";
@@ -301,7 +271,7 @@ impl World {
                 job.left = 1;
                 let stop = self.run_jobs(None);
                 self.env.connections[index].job.options.weights = weights;
-                let flushed = self.env.flushed[usize::from(volume.0)];
+                let flushed = self.env.flushes.last(volume);
                 if stop == Stop::Broken || flushed.is_some_and(|status| status.is_ok()) {
                     break;
                 }
@@ -362,7 +332,7 @@ impl World {
         let stop_at = turns.map(|turns| self.turns + turns);
         if self.env.scenario.cache.is_on() {
             self.idle_left = self.order.below(64) as u32;
-            self.env.last_progress = self.env.now;
+            self.env.progress.made(self.env.now);
         }
         self.env.start();
         self.issue_ready();
@@ -424,7 +394,7 @@ impl World {
     fn continues(&mut self, next: Instant, others_pending: bool) -> bool {
         const LONGEST: u64 = 3_600 * SEC;
         if self.env.has_waiters() {
-            let since = next.since(self.env.last_progress);
+            let since = next.since(self.env.progress.last());
             if since > LONGEST {
                 self.env.fail(violation(
                     "every bio and control change is answered",
@@ -434,8 +404,7 @@ impl World {
             return since <= LONGEST;
         }
         // Leased tags are returned, and lost wake-ups of Linux 5.18 are recovered.
-        if others_pending || next.since(self.env.last_progress.max(self.env.last_message)) < 6 * SEC
-        {
+        if others_pending || next.since(self.env.progress.last_sign()) < 6 * SEC {
             return true;
         }
         self.idle_left = self.idle_left.saturating_sub(1);
@@ -555,7 +524,7 @@ impl World {
     /// Runs one turn of a shard and executes its actions.
     fn turn(&mut self, index: usize) {
         self.turns += 1;
-        self.env.turn = self.turns;
+        self.env.progress.begin_turn(self.turns);
         let (now, id) = (self.env.now, ShardId(index as u16));
         let most = self.env.scenario.turn_max as u64;
         let size = self.order.between(1, most) as usize;
@@ -694,11 +663,11 @@ impl World {
             })),
             None => Ok(Outcome {
                 hash: self.hash.0,
-                bios: self.env.answered,
+                bios: self.env.progress.answered(),
                 turns: self.turns,
                 at: self.env.now,
                 coverage: self.env.coverage,
-                unknown_completions: self.env.unknown_completions,
+                unknown_completions: self.env.progress.unknown_completions(),
                 lies,
                 cuts: self.cuts,
                 deaths: self.deaths,
@@ -794,170 +763,5 @@ impl World {
             });
             count_disk(coverage, &disk.lock());
         }
-    }
-}
-
-/// Processes completions and acknowledgements before the shard sees them.
-fn observe_inputs(env: &mut Environment, shard: &SimShard) {
-    for input in &shard.turn {
-        match *input {
-            Input::Complete { device, completion } => {
-                env.complete(device, completion.id, completion.status);
-            }
-            Input::Control(Control::Acknowledge { volume }) => {
-                discard_failed(env, &shard.core, volume)
-            }
-            _ => {}
-        }
-    }
-}
-
-/// Records the write-out failures that a shard's cache knows after a turn.
-fn observe_failures(env: &mut Environment, shard: &SimShard, id: ShardId) {
-    for index in 0..env.scenario.volumes.len() {
-        let volume = VolumeId(index as u16);
-        if env.scenario.volumes[index].home == id && env.owed_errors.has_unreported(volume) {
-            let mut held = Vec::new();
-            shard.core.failed_ranges(volume, &mut held);
-            env.record_failures(volume, &held);
-        }
-    }
-}
-
-/// Marks the failed ranges of `volume` as discarded.
-fn discard_failed(env: &mut Environment, shard: &Shard, volume: VolumeId) {
-    let mut ranges = Vec::new();
-    shard.failed_ranges(volume, &mut ranges);
-    for (offset, len, _) in ranges {
-        env.discard_failed(volume, offset, len);
-    }
-}
-
-fn count_disk(coverage: &mut Coverage, disk: &Disk) {
-    let counters = disk.counters();
-    let faults = [
-        (Fault::Busy, Point::FaultBusy),
-        (Fault::Late, Point::FaultLate),
-        (Fault::Medium, Point::FaultMedium),
-        (Fault::NoSpace, Point::FaultNoSpace),
-        (Fault::Short, Point::FaultShort),
-        (Fault::Nothing, Point::FaultNothing),
-        (Fault::Flush, Point::FaultFlush),
-        (Fault::Zeroes, Point::FaultZeroes),
-        (Fault::BadRange, Point::FaultBadRange),
-    ];
-    for (fault, point) in faults {
-        coverage.add(point, counters.faults[fault as usize]);
-    }
-    coverage.add(Point::PowerCutTorn, counters.torn);
-    coverage.add(Point::RequestRequeued, counters.requeued);
-    coverage.add(Point::RequestContinued, counters.continued);
-    coverage.add(Point::DeviceFlush, counters.commands[2]);
-    coverage.add(Point::DeviceDiscard, counters.commands[3]);
-    coverage.add(Point::DeviceWriteZeroes, counters.commands[4]);
-    coverage.add(Point::DeviceBlockStatus, counters.commands[6]);
-    coverage.add(Point::DeviceFua, counters.fua);
-    coverage.add(Point::DeviceZerosAsData, counters.zeros_as_data);
-}
-
-fn make_disks(scenario: &Scenario) -> Vec<SharedDisk> {
-    let root = Prng::new(scenario.seed);
-    let devices = scenario.devices.iter().enumerate();
-    let disks = devices.map(|(index, device)| {
-        let volumes = scenario.volumes.iter().enumerate();
-        let files = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
-        let files = files.map(|(number, volume)| DiskFile {
-            volume: VolumeId(number as u16),
-            size: volume.options.size,
-            block_size: volume.options.block_size.max(SECTOR as u32),
-            read_only: volume.options.read_only,
-        });
-        let overlaid = scenario.overlays_of(DeviceId(index as u16));
-        let files: Vec<_> = match overlaid.is_empty() {
-            true => files.collect(),
-            false => overlaid.iter().map(OverlaidVolume::base).collect(),
-        };
-        let disk = SharedDisk::new(DiskOptions {
-            queue: device.config.queue,
-            files,
-            model: device.model,
-            faults: device.faults,
-            defect: device.defect,
-            overlaid: !overlaid.is_empty(),
-            seed: root.split("disk").next() ^ index as u64,
-        });
-        for volume in scenario.layered() {
-            disk.lock().preset(volume, |sector| scenario.initial(volume, sector));
-        }
-        for overlay in &scenario.overlays {
-            let is_here = overlaid.contains(&overlay.volume);
-            (0..overlay.layers).filter(|_| is_here).for_each(|_| keep_top(&disk, overlay.volume));
-        }
-        disk
-    });
-    disks.collect()
-}
-
-fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Vec<SimShard> {
-    let shards = (0..scenario.shards).map(|number| {
-        let id = ShardId(number);
-        let core = make_core(scenario, prepare, id);
-        let device = |(index, device): (usize, &crate::scenario::DeviceScenario)| {
-            if device.config.owner != id {
-                return None;
-            }
-            let made: Box<dyn Device> = match disks.get(index) {
-                Some(disk) => open_device(scenario, disk, DeviceId(index as u16)),
-                None => Box::new(LateDevice::new(10_000)),
-            };
-            Some(made)
-        };
-        let devices = scenario.devices.iter().enumerate().map(device).collect();
-        let log = || DirtyLog::anonymous(scenario.cache.units);
-        let executor = Executor::with_log(devices, scenario.cache.dirty_table.then(log));
-        SimShard { core, executor, inbox: Vec::with_capacity(1024), turn: Vec::with_capacity(1024) }
-    });
-    shards.collect()
-}
-
-/// The device over a disk: the disk itself, or the overlays whose files it has.
-fn open_device(scenario: &Scenario, disk: &SharedDisk, device: DeviceId) -> Box<dyn Device> {
-    let overlaid = scenario.overlays_of(device);
-    match overlaid.is_empty() {
-        true => Box::new(disk.clone()),
-        false => Box::new(OverlaidDisk::open(disk, &overlaid)),
-    }
-}
-
-fn make_core(scenario: &Scenario, prepare: Prepare, id: ShardId) -> Shard {
-    let mut core = Shard::new(scenario.shard_config(id))
-        .expect("scenarios are drawn within the options' ranges");
-    prepare(&mut core, scenario, id);
-    core
-}
-
-/// Bytes of each bio of a reader job.
-const STEP: u32 = 8192;
-
-/// Number of bios of a reader job.
-fn bios_of_reader(size: u64) -> u32 {
-    size.div_ceil(u64::from(STEP)) as u32
-}
-
-/// The job that reads a whole volume once.
-fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
-    let size = scenario.volumes[volume].options.size;
-    JobOptions {
-        volume: VolumeId(volume as u16),
-        start: 0,
-        end: size,
-        block_size: STEP,
-        depth: scenario.bios_max.min(8) as u16,
-        batch: 8,
-        bios: bios_of_reader(size),
-        weights: [1, 0, 0, 0, 0, 0, 0],
-        sizes: [STEP; 4],
-        pattern: AccessPattern::Once,
-        ..JobOptions::default()
     }
 }

@@ -14,8 +14,7 @@ impl Environment {
         self.events.clear();
         self.ready.clear();
         self.timers.fill(None);
-        self.suspect.fill(None);
-        self.acknowledging.fill(false);
+        self.flushes.cut();
         self.frames.cut();
         if let Some(memory) = &mut self.memory {
             memory.restart(self.now, &mut self.coverage);

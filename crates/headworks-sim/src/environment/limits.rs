@@ -49,7 +49,7 @@ impl Environment {
                     if let Some(slot) = self.connections[index].slot(bio.id) {
                         self.connections[index].slots[slot].since = self.now;
                     }
-                    self.last_progress = self.now;
+                    self.progress.made(self.now);
                     inbox.push(Input::Bio(bio));
                 }
                 Ok(None) => return self.plan_limits(shard),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use headworks_core::{Control, Input, TenantId};
 
-use super::SimShard;
+use super::make::SimShard;
 use crate::check::violation;
 use crate::coverage::Point;
 use crate::environment::Environment;

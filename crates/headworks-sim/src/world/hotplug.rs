@@ -17,16 +17,23 @@
 //! Connections of a removed volume submit nothing meanwhile; half of them reopen under another id.
 //! Invariant, checked at each step: a shard refuses while a bio of the volume is in flight, and
 //! agrees in the end.
+//!
+//! Sizes: Invariant: disk, oracle, jobs and scenario change the size at once; the volume's home shard
+//! learns of it by an input behind the bios submitted earlier. From then on bytes beyond the end
+//! may be old or zero (`Oracle::cut_off`), also after the volume grows again.
 
-use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
-use headworks_core::{Change, ChangeError, Control, DeviceId, Input, Op, ShardId, VolumeId};
+use headworks_core::{
+    Change, ChangeError, Control, DeviceId, Input, Op, ShardId, VolumeConfig, VolumeId,
+};
 
-use super::{FLUSHES, World, bios_of_reader};
+use super::World;
+use super::hotplug_plan::{HotplugChange, HotplugGoal, HotplugStage};
+use super::make::{FLUSHES, bios_of_reader};
 use crate::check::violation;
 use crate::coverage::Point;
 use crate::environment::Event;
-use crate::scenario::Scenario;
+use crate::sector_pattern::SECTOR;
 
 /// Operations of a volume's reader job when it verifies.
 const READS: [u32; Op::COUNT] = [1, 0, 0, 0, 0, 0, 0];
@@ -39,100 +46,10 @@ const TRIES_MAX: u32 = 12;
 /// hours.
 const TRIES_LAST: u32 = 1_000_000;
 
-/// Progress of a change; the number counts the shards that have agreed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HotplugStage {
-    Emptying,
-    RemovingVolume(usize),
-    RemovingDevice(usize),
-    AddingDevice(usize),
-    AddingVolume(usize),
-    Shrunk,
-}
-
-/// The kind of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HotplugGoal {
-    Replace,
-    Add,
-    Remove,
-    Resize,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct HotplugChange {
-    goal: HotplugGoal,
-    volume: VolumeId,
-    device: DeviceId,
-    stage: HotplugStage,
-    tries: u32,
-}
-
-/// State of hot-plug in a simulated world.
-pub(super) struct Hotplug {
-    pub(super) prng: Prng,
-    left: u32,
-    under_way: Option<HotplugChange>,
-    /// Whether each volume is present, by id; a power cut does not change it.
-    volumes: Vec<bool>,
-    devices: Vec<bool>,
-}
-
-impl Hotplug {
-    pub fn new(prng: Prng, scenario: &Scenario) -> Self {
-        let (devices, volumes) = scenario.permanent();
-        Self {
-            prng,
-            left: 0,
-            under_way: None,
-            volumes: (0..scenario.volumes.len()).map(|volume| volume < volumes).collect(),
-            devices: (0..scenario.devices.len()).map(|device| device < devices).collect(),
-        }
-    }
-
-    /// Whether a device may be absent, or not yet known to all shards.
-    pub fn affects(&self, device: DeviceId) -> bool {
-        !self.devices[usize::from(device.0)]
-            || self
-                .under_way
-                .is_some_and(|at| at.device == device && at.goal != HotplugGoal::Resize)
-    }
-
-    /// Whether a volume is present, apart from a change in progress.
-    pub fn is_present(&self, volume: VolumeId) -> bool {
-        self.volumes[usize::from(volume.0)]
-    }
-
-    /// Whether a volume is being added or removed.
-    pub fn changes(&self, volume: VolumeId) -> bool {
-        let at = self.under_way.filter(|at| at.volume == volume);
-        at.is_some_and(|at| at.goal != HotplugGoal::Resize)
-    }
-
-    /// Whether a change is in progress.
-    pub fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// Whether a change is in progress or scheduled.
-    pub fn is_active(&self) -> bool {
-        self.left > 0 || self.under_way.is_some()
-    }
-
-    /// Picks a volume with id `from` or higher that is present, or absent; none if there is none.
-    fn pick(&mut self, there: bool, from: usize) -> Option<VolumeId> {
-        let fits = |&volume: &usize| self.volumes[volume] == there;
-        let volumes: Vec<_> = (from..self.volumes.len()).filter(fits).collect();
-        let count = volumes.len() as u64;
-        (count > 0).then(|| VolumeId(volumes[self.prng.below(count) as usize] as u16))
-    }
-}
-
 impl World {
     /// Plans the changes of a new round.
     pub(super) fn plan_hotplug(&mut self) {
-        self.hotplug.left = self.env.scenario.hotplug_changes;
-        if self.hotplug.left > 0 {
+        if self.hotplug.plan(self.env.scenario.hotplug_changes) {
             self.schedule_step(20 * MS);
         }
     }
@@ -140,7 +57,7 @@ impl World {
     /// Aborts the change in progress at a power cut; volumes then are present on all shards or on
     /// none.
     pub(super) fn stop_hotplug(&mut self) {
-        (self.hotplug.left, self.hotplug.under_way) = (0, None);
+        self.hotplug.abort();
         let jobs = self.env.scenario.jobs.len();
         for reader in &mut self.env.connections[jobs..] {
             reader.job.options.weights = READS;
@@ -151,11 +68,11 @@ impl World {
     pub(super) fn restore_hotplugged(&mut self) {
         let (devices, volumes) = self.env.scenario.permanent();
         let mut changes = Vec::new();
-        for index in (devices..self.hotplug.devices.len()).filter(|&at| self.hotplug.devices[at]) {
+        for index in self.hotplug.devices_from(devices) {
             let config = self.env.scenario.devices[index].config;
             changes.push(Change::AddDevice { device: DeviceId(index as u16), config });
         }
-        for index in (volumes..self.hotplug.volumes.len()).filter(|&at| self.hotplug.volumes[at]) {
+        for index in self.hotplug.volumes_from(volumes) {
             let config = self.env.scenario.volumes[index];
             changes.push(Change::AddVolume { volume: VolumeId(index as u16), config });
             self.env.coverage.hit(Point::CutHotplugged);
@@ -183,7 +100,7 @@ impl World {
 
     /// Continues the change in progress, or begins the next one.
     pub(super) fn continue_hotplug(&mut self) {
-        let Some(at) = self.hotplug.under_way else {
+        let Some(at) = self.hotplug.under_way() else {
             return self.begin_change();
         };
         match at.stage {
@@ -219,10 +136,9 @@ impl World {
     }
 
     fn begin_change(&mut self) {
-        if self.hotplug.left == 0 {
+        if !self.hotplug.take_planned() {
             return;
         }
-        self.hotplug.left -= 1;
         let (_, permanent) = self.env.scenario.permanent();
         let (goal, volume) = match self.hotplug.prng.below(10) {
             0..3 => (HotplugGoal::Add, self.hotplug.pick(false, permanent)),
@@ -249,7 +165,7 @@ impl World {
     }
 
     fn begin_removal(&mut self, at: HotplugChange) {
-        self.hotplug.under_way = Some(at);
+        self.hotplug.go_on(at);
         let jobs = self.env.scenario.jobs.len();
         for connection in &mut self.env.connections[..jobs] {
             if connection.job.options.volume != at.volume {
@@ -294,8 +210,7 @@ impl World {
         let unseen = |input: &Input| matches!(input, Input::Bio(bio) if bio.id.volume == at.volume);
         if flights == 0 && !flushing {
             self.env.connections[jobs + usize::from(at.volume.0)].job.options.weights = READS;
-            self.hotplug.under_way =
-                Some(HotplugChange { stage: HotplugStage::RemovingVolume(0), ..at });
+            self.hotplug.go_on(HotplugChange { stage: HotplugStage::RemovingVolume(0), ..at });
             return self.continue_hotplug();
         }
         let seen = flights > 0 && !self.shards[home].inbox.iter().any(unseen);
@@ -340,7 +255,7 @@ impl World {
             HotplugStage::RemovingVolume(_) => {
                 self.env.coverage.hit(Point::VolumeReplaced);
                 if parts {
-                    self.hotplug.volumes[usize::from(at.volume.0)] = false;
+                    self.hotplug.set_volume(at.volume, false);
                     self.env.coverage.hit(Point::VolumeRemoved);
                 }
                 self.lift(at.volume);
@@ -353,7 +268,7 @@ impl World {
             }
             HotplugStage::RemovingDevice(n) if !all => HotplugStage::RemovingDevice(n + 1),
             HotplugStage::RemovingDevice(_) if parts => {
-                self.hotplug.devices[usize::from(at.device.0)] = false;
+                self.hotplug.set_device(at.device, false);
                 self.env.coverage.hit(Point::DeviceRemoved);
                 return self.end_change(at);
             }
@@ -370,30 +285,29 @@ impl World {
             }
             HotplugStage::Shrunk => return self.end_change(at),
         };
-        self.hotplug.under_way = Some(HotplugChange { stage, tries: 0, ..at });
+        self.hotplug.go_on(HotplugChange { stage, tries: 0, ..at });
         self.schedule_step(100 * US);
     }
 
     /// Begins to add the volume, after its device if that is absent.
     fn begin_addition(&mut self, at: HotplugChange) {
-        let device = &mut self.hotplug.devices[usize::from(at.device.0)];
-        let stage = match std::mem::replace(device, true) {
+        let stage = match self.hotplug.set_device(at.device, true) {
             false => {
                 self.env.coverage.hit(Point::DeviceAdded);
                 HotplugStage::AddingDevice(0)
             }
             true => {
-                self.hotplug.volumes[usize::from(at.volume.0)] = true;
+                self.hotplug.set_volume(at.volume, true);
                 HotplugStage::AddingVolume(0)
             }
         };
-        self.hotplug.under_way = Some(HotplugChange { stage, tries: 0, ..at });
+        self.hotplug.go_on(HotplugChange { stage, tries: 0, ..at });
         self.schedule_step(100 * US);
     }
 
     fn refused(&mut self, at: HotplugChange) {
         let tries = at.tries + 1;
-        self.hotplug.under_way = Some(HotplugChange { tries, ..at });
+        self.hotplug.go_on(HotplugChange { tries, ..at });
         match at.stage {
             HotplugStage::RemovingVolume(0) if tries > TRIES_MAX => {
                 self.env.coverage.hit(Point::ChangeGivenUp);
@@ -403,8 +317,7 @@ impl World {
             HotplugStage::RemovingVolume(0) => {
                 let reader = self.env.scenario.jobs.len() + usize::from(at.volume.0);
                 self.env.connections[reader].job.options.weights = FLUSHES;
-                self.hotplug.under_way =
-                    Some(HotplugChange { stage: HotplugStage::Emptying, tries, ..at });
+                self.hotplug.go_on(HotplugChange { stage: HotplugStage::Emptying, tries, ..at });
                 self.run_reader(&at, 1);
                 self.schedule_step(5 * MS);
             }
@@ -425,7 +338,7 @@ impl World {
     fn begin_resize(&mut self, at: HotplugChange) {
         let shorter = self.hotplug.prng.below(2) == 0;
         if self.resize(at.volume, shorter) {
-            self.hotplug.under_way = Some(HotplugChange { stage: HotplugStage::Shrunk, ..at });
+            self.hotplug.go_on(HotplugChange { stage: HotplugStage::Shrunk, ..at });
             // Often for less time than a command takes.
             let most = [10 * US, 300 * US, 20 * MS][self.hotplug.prng.below(3) as usize];
             return self.schedule_step(most);
@@ -434,11 +347,11 @@ impl World {
     }
 
     fn end_change(&mut self, at: HotplugChange) {
-        self.hotplug.under_way = None;
+        self.hotplug.end();
         if self.hotplug.is_present(at.volume) && at.goal != HotplugGoal::Resize {
             self.resume_connections(&at);
         }
-        if self.hotplug.left > 0 {
+        if self.hotplug.has_planned() {
             self.schedule_step(5 * MS);
         }
     }
@@ -471,9 +384,9 @@ impl World {
     /// Whether the device is removed with the volume: it has no other volume, and for a permanent
     /// removal it is hot-plugged, too.
     fn device_is_empty(&self, at: &HotplugChange) -> bool {
-        let volumes = self.env.scenario.volumes.iter().zip(&self.hotplug.volumes).enumerate();
-        let mut others = volumes.filter(|&(index, (volume, there))| {
-            index != usize::from(at.volume.0) && *there && volume.device == at.device
+        let mut others = self.hotplug.volumes_from(0).filter(|&index| {
+            index != usize::from(at.volume.0)
+                && self.env.scenario.volumes[index].device == at.device
         });
         let (permanent, _) = self.env.scenario.permanent();
         let goes = at.goal == HotplugGoal::Replace || usize::from(at.device.0) >= permanent;
@@ -509,5 +422,60 @@ impl World {
 
     fn addition_order(&self, at: &HotplugChange) -> Vec<usize> {
         self.order(&[self.owner(at.device)])
+    }
+
+    /// Replaces the volume's file by a new one of zeros, or of what its base has.
+    pub(super) fn replace(&mut self, volume: VolumeId) {
+        let VolumeConfig { device, options, .. } = self.env.scenario.volumes[usize::from(volume.0)];
+        let (old, same) = (options.size, self.hotplug.prng.below(2) == 0);
+        let size = if same { old } else { self.draw_size(volume) };
+        if let Some(disk) = self.disks.get(usize::from(device.0)) {
+            let mut disk = disk.lock();
+            disk.replace(volume, size);
+            if self.env.scenario.base(volume).is_some() {
+                disk.preset(volume, |sector| self.env.scenario.initial(volume, sector));
+            }
+            drop(disk);
+            self.env.replace(volume, size);
+            self.env.scenario.volumes[usize::from(volume.0)].options.size = size;
+            self.env.fit(volume, old, size);
+            self.env.coverage.add(Point::ReplacedResized, (size != old).into());
+        }
+    }
+
+    /// Draws a valid size for a volume.
+    fn draw_size(&mut self, volume: VolumeId) -> u64 {
+        let options = self.env.scenario.volumes[usize::from(volume.0)].options;
+        let most = self.env.scenario.sizes_max[usize::from(volume.0)];
+        let prng = &mut self.hotplug.prng;
+        let unit = match options.block_size <= SECTOR as u32 && prng.below(2) == 0 {
+            true => SECTOR as u64,
+            false => 8192,
+        };
+        match prng.below(4) {
+            0 => most,
+            _ => prng.between(8192, most) / unit * unit,
+        }
+    }
+
+    /// Resizes the file and informs the volume's home shard; returns whether it shrank.
+    pub(super) fn resize(&mut self, volume: VolumeId, shorter: bool) -> bool {
+        let config = self.env.scenario.volumes[usize::from(volume.0)];
+        let old = config.options.size;
+        let drawn = self.draw_size(volume);
+        let size = if shorter { drawn.min(old) } else { drawn.max(old) };
+        if size == old {
+            return false;
+        }
+        self.env.coverage.hit(if size < old { Point::Shrunk } else { Point::Grown });
+        if let Some(disk) = self.disks.get(usize::from(config.device.0)) {
+            disk.lock().resize(volume, size);
+        }
+        if self.env.resize(volume, size) && size < old {
+            self.env.coverage.hit(Point::ShrunkBusy);
+        }
+        let input = Input::Control(Control::Resize { volume, size });
+        self.shards[usize::from(config.home.0)].inbox.push(input);
+        size < old
     }
 }

@@ -16,11 +16,11 @@ use std::sync::atomic::Ordering;
 
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::cache::{CacheContents, CachedFolio, ContentsError};
-use headworks_core::prng::Prng;
 use headworks_core::time::SEC;
 use headworks_core::{Control, DirtyEntry, ExportId, Input, ShardId, VolumeId};
 
-use super::{STEP, SimShard, Stop, World, make_core};
+use super::make::{STEP, SimShard, make_core};
+use super::{Stop, World};
 use crate::check::violation;
 use crate::coverage::Point;
 use crate::environment::Event;
@@ -37,63 +37,17 @@ const HITS: &str = "what was cached before an upgrade is read without the device
 const LONGEST: u64 = 5 * SEC;
 /// Folios of each shard that are read after an upgrade.
 const READ_MAX: usize = 4;
-/// Turns after an upgrade that count as soon.
-const SOON: u64 = 64;
-
-/// The upgrades of a simulated world.
-pub(super) struct Upgrades {
-    prng: Prng,
-    /// The turn of the next one.
-    at: Option<u64>,
-    /// Upgrades that are left in this round.
-    left: u32,
-    /// The turn of the last one.
-    last: Option<u64>,
-    /// What each shard adopted last.
-    adopted: Vec<CacheContents>,
-    done: u64,
-}
-
-impl Upgrades {
-    pub fn new(prng: Prng) -> Self {
-        Self { prng, at: None, left: 0, last: None, adopted: Vec::new(), done: 0 }
-    }
-
-    /// Number of upgrades so far.
-    pub fn done(&self) -> u64 {
-        self.done
-    }
-
-    /// Draws the turn of the next upgrade, after turn `now`; early ones are as many as late ones.
-    fn plan(&mut self, now: u64) {
-        let most = 1 << self.prng.between(2, 12);
-        self.at = (self.left > 0).then(|| now + self.prng.between(most / 2, most));
-        self.left = self.left.saturating_sub(1);
-    }
-}
 
 impl World {
     /// Plans the upgrades of a round; in half of the rounds that are cut, one is just before.
     pub(super) fn plan_upgrades(&mut self, cut_after: Option<u64>) {
-        let turns = self.turns;
-        let upgrades = &mut self.upgrades;
-        upgrades.left = self.env.scenario.upgrades;
-        upgrades.last = None;
-        if upgrades.left == 0 {
-            return;
-        }
-        upgrades.plan(turns);
-        if let Some(cut) = cut_after
-            && upgrades.prng.below(2) == 0
-        {
-            upgrades.at = Some(turns + cut.saturating_sub(upgrades.prng.between(1, 16)));
-        }
+        let upgrades = self.env.scenario.upgrades;
+        self.upgrades.begin_round(upgrades, self.turns, cut_after);
     }
 
     /// Ends the upgrades of a round, which ended by `stop`.
     pub(super) fn end_upgrades(&mut self, stop: Stop) {
-        self.upgrades.at = None;
-        let soon = self.upgrades.last.is_some_and(|last| self.turns < last + SOON);
+        let soon = self.upgrades.end_round(self.turns);
         if stop == Stop::Cut && soon {
             self.env.coverage.hit(match self.env.scenario.deaths {
                 true => Point::DeathUpgraded,
@@ -104,7 +58,7 @@ impl World {
 
     /// Whether an upgrade is to begin now: no hot-plug change is in progress.
     pub(super) fn is_upgrade_due(&self) -> bool {
-        self.upgrades.at.is_some_and(|at| self.turns >= at) && !self.hotplug.is_under_way()
+        self.upgrades.is_due(self.turns) && !self.hotplug.is_under_way()
     }
 
     /// Upgrades the shards, or gives it up.
@@ -125,8 +79,7 @@ impl World {
             self.env.resume_starved(ShardId(shard as u16));
         }
         self.issue_ready();
-        self.upgrades.last = Some(self.turns);
-        self.upgrades.plan(self.turns);
+        self.upgrades.ended(self.turns);
     }
 
     /// Upgrades an idle world, in half of the rounds, and reads what was cached.
@@ -134,11 +87,10 @@ impl World {
         if self.env.scenario.upgrades == 0 || self.upgrades.prng.below(2) == 0 {
             return;
         }
-        self.upgrades.left = 0;
-        self.upgrades.adopted.clear();
+        self.upgrades.clear();
         self.turns_max = self.turns + 100_000;
         self.upgrade();
-        for contents in std::mem::take(&mut self.upgrades.adopted) {
+        for contents in self.upgrades.take_adopted() {
             self.read_cached(&contents);
         }
     }
@@ -222,8 +174,7 @@ impl World {
             }
             self.check_table(shard);
         }
-        self.upgrades.adopted = taken;
-        self.upgrades.done += 1;
+        self.upgrades.completed(taken);
     }
 
     /// Gives a new shard the contents of the old one.

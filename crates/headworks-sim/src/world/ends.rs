@@ -1,3 +1,5 @@
+//! How the process of a simulated world ends: it dies, or it stops beside a device that does not answer.
+//!
 //! The death of the process: between any two actions, or within one that takes several stores.
 //!
 //! ```text
@@ -8,6 +10,14 @@
 //! ```
 //!
 //! Frames, dirty tables and buffers are what the process leaves; everything else is new.
+//!
+//! A stop while the device of some volumes does not answer: each other volume is flushed as soon as its own clients have left.
+//!
+//! ```text
+//!   clients send nothing more, a device hangs --> its own clients have left: flush of a volume, again while it times out --> flushed
+//!                                            `-- the hung device's volumes: at most until the stop gives up
+//!   the power is cut --> every byte that was acknowledged on the other devices is there
+//! ```
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -16,15 +26,29 @@ use headworks::driver::ActionSink;
 use headworks::house::ChangeLog;
 use headworks_cache_memory::{DirtyLog, dirty_blocks};
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::{Action, Actions, CopyDirection, DirtyEntry, ShardId, VolumeId};
+use headworks_core::time::{MS, SEC};
+use headworks_core::{
+    Action, Actions, CopyDirection, DeviceId, DirtyEntry, IoError, ShardId, VolumeId,
+};
 
 use super::World;
+use super::make::{FLUSHES, make_shards};
+use super::observe::observe_inputs;
 use crate::check::violation;
 use crate::coverage::Point;
-use crate::disk::OverlaidDisk;
+use crate::disk::{Outage, OverlaidDisk};
 use crate::environment::{NoDisk, ShardPort};
 use crate::memory_space::MEMORY_RULE;
 use crate::scenario::{Scenario, WorldDefect};
+
+/// The rule of a stop.
+pub const STOP_RULE: &str = "a stop beside a hung device flushes all other volumes";
+/// Time of a stop.
+const LIMIT: u64 = 60 * SEC;
+/// Time after which flushes that timed out are submitted again.
+const AGAIN: u64 = 10 * MS;
+/// How long the device does not answer.
+const HANGS: u64 = 3_600 * SEC;
 
 impl World {
     /// Whether the process dies where a round ends, or the power is cut.
@@ -66,7 +90,7 @@ impl World {
         }
         self.env.die();
         self.stop_hotplug();
-        self.shards = super::make_shards(&self.env.scenario, &self.disks, self.prepare);
+        self.shards = make_shards(&self.env.scenario, &self.disks, self.prepare);
         self.caps.replace();
         self.restore_hotplugged();
         self.lay_all();
@@ -99,7 +123,7 @@ impl World {
         let size = shard.until_acknowledge(self.env.scenario.turn_max);
         let size = size.min(shard.inbox.len());
         shard.turn.extend(shard.inbox.drain(..size));
-        super::observe_inputs(&mut self.env, shard);
+        observe_inputs(&mut self.env, shard);
         shard.core.handle(now, &shard.turn);
         shard.turn.clear();
         let Actions { mut list, segments, ranges } = {
@@ -203,6 +227,99 @@ impl World {
             self.env.fail(violation("the dirty table names blocks of volumes", detail));
         }
         disk.sync_file(volume);
+    }
+
+    /// Stops while a drawn device hangs, and cuts the power.
+    pub(super) fn stop_beside_hung(&mut self) {
+        let hung = DeviceId(self.order.below(self.disks.len() as u64) as u16);
+        self.set_faulty(false);
+        self.hang(hung, true);
+        self.env.coverage.hit(Point::StopHung);
+        let jobs = self.env.scenario.jobs.len();
+        for connection in &mut self.env.connections[..jobs] {
+            connection.job.left = 0;
+        }
+        self.env.flushes.forget_all();
+        let until = self.env.now.after(LIMIT);
+        self.turns_max = self.turns + 1_000_000;
+        while self.env.now < until && self.env.broken.is_none() {
+            self.flush_left_alone();
+            let others_done = self.others(hung).all(|volume| self.is_flushed(volume));
+            if others_done || !self.step() {
+                break;
+            }
+        }
+        self.check_others(hung);
+        for connection in &mut self.env.connections[jobs..] {
+            connection.job.left = 0;
+        }
+        self.hang(hung, false);
+        if self.env.broken.is_none() {
+            self.cut();
+        }
+    }
+
+    fn hang(&mut self, device: DeviceId, hangs: bool) {
+        let now = self.env.now.0;
+        let outage =
+            hangs.then_some(Outage { from_ns: now, until_ns: now + HANGS, refuses: false });
+        self.disks[usize::from(device.0)].lock().set_outage(outage);
+        self.env.scenario.devices[usize::from(device.0)].faults.outage = outage;
+    }
+
+    /// Volumes of devices that answer.
+    fn others(&self, hung: DeviceId) -> impl Iterator<Item = VolumeId> {
+        let volumes = self.env.scenario.volumes.iter().enumerate();
+        let others = volumes.filter(move |(_, volume)| volume.device != hung);
+        others.map(|(index, _)| VolumeId(index as u16))
+    }
+
+    fn is_flushed(&self, volume: VolumeId) -> bool {
+        self.env.flushes.last(volume) == Some(Ok(()))
+    }
+
+    /// Flushes the volumes whose clients have left, again if that timed out.
+    fn flush_left_alone(&mut self) {
+        let jobs = self.env.scenario.jobs.len();
+        let waits = |connections: &[crate::connection::Connection], volume: VolumeId| {
+            connections.iter().any(|it| it.job.options.volume == volume && it.in_flight() > 0)
+        };
+        let all_wait = self.env.scenario.defect == WorldDefect::StopsTogether
+            && self.env.connections[..jobs].iter().any(|connection| connection.in_flight() > 0);
+        let again = self.flushed_again.after(AGAIN);
+        if self.env.now >= again {
+            self.flushed_again = self.env.now;
+        }
+        for index in jobs..self.env.connections.len() {
+            let volume = VolumeId((index - jobs) as u16);
+            let flushed = self.env.flushes.last(volume);
+            // A device that is known not to answer fails flushes at once.
+            let is_due = flushed.is_none()
+                || flushed == Some(Err(IoError::TimedOut)) && self.env.now >= again;
+            let left = self.env.connections[index].job.left;
+            if all_wait || !is_due || left > 0 || waits(&self.env.connections, volume) {
+                continue;
+            }
+            self.env.flushes.forget(volume);
+            let job = &mut self.env.connections[index].job;
+            job.options.weights = FLUSHES;
+            job.left = 1;
+            self.env.start();
+            self.issue_ready();
+        }
+    }
+
+    fn check_others(&mut self, hung: DeviceId) {
+        let jobs = self.env.scenario.jobs.len();
+        for index in jobs..self.env.connections.len() {
+            self.env.connections[index].job.options.weights = [1, 0, 0, 0, 0, 0, 0];
+        }
+        let late: Vec<_> = self.others(hung).filter(|volume| !self.is_flushed(*volume)).collect();
+        if let (Some(volume), None) = (late.first(), &self.env.broken) {
+            let status = self.env.flushes.last(*volume);
+            let detail = format!("volume {} while device {} hangs: {status:?}", volume.0, hung.0);
+            self.env.fail(violation(STOP_RULE, detail));
+        }
     }
 }
 
