@@ -20,8 +20,9 @@ use std::time::{Duration, Instant};
 
 use headworks_core::prng::Prng;
 use headworks_nbd::client::bench::{Pattern, Verify};
-use headworks_nbd::client::stamp::{self, Expected, SECTOR_BYTES, Versions};
-use headworks_nbd::client::{Histogram, Target, Uri};
+use headworks_nbd::client::blocks::{BlockRequest, Blocks, Order, Work};
+use headworks_nbd::client::stamp::SECTOR_BYTES;
+use headworks_nbd::client::{Histogram, Target, Uri, cpu_time};
 use headworks_vhost::RequestOp;
 use headworks_vhost::driver::{DEPTH_MAX, Driver, DriverOptions, Queue, SlotStatus, Waiting};
 use serde_json::{Value, json};
@@ -38,8 +39,6 @@ const DATA_BYTES_MAX: u64 = 1 << 30;
 const VERIFIED_BLOCKS_MAX: u64 = 64 << 20;
 /// Most bytes that are read in search of data: about a second's worth.
 const LOOKED_AT_MAX: u64 = 1 << 30;
-/// Random draws of a block before a slot stays empty for a turn because all drawn blocks are busy.
-const DRAWS_MAX: u32 = 32;
 /// Longest time without an answer.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -293,31 +292,16 @@ enum Phase {
     ReadBack,
 }
 
-/// The constant parameters of a queue's feeder: first block and number of blocks, and the part that it alone fills.
-#[derive(Clone, Copy, Debug)]
-struct Share {
-    pattern: Pattern,
-    first: u64,
-    blocks: u64,
-    own: (u64, u64),
-    block_bytes: u32,
-    seed: u64,
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
-    block: u64,
-    is_write: bool,
+    request: BlockRequest,
     submitted_ns: u64,
 }
 
 /// A queue with what it has in flight.
 struct Feeder<'a> {
     queue: &'a mut Queue,
-    share: Share,
-    prng: Prng,
-    next: u64,
-    versions: Option<Versions>,
+    blocks: Blocks,
     /// Parts of a buffer in the order of the data.
     pieces: Vec<(u32, u32)>,
     pending: Vec<Pending>,
@@ -332,42 +316,21 @@ fn feeders<'a>(
     blocks: u64,
 ) -> Vec<Feeder<'a>> {
     let root = Prng::new(options.seed);
-    let untouched = match options.verify {
-        Verify::Off => None,
-        Verify::Written => Some(Expected::Anything),
-        Verify::FromZeros => Some(Expected::Zeros),
-    };
-    let parts = u64::from(options.queues);
-    let is_sequential = matches!(options.pattern, Pattern::Read | Pattern::Write);
-    let divides = is_sequential || options.verify != Verify::Off;
+    let BenchVhostOptions { pattern, verify, block_bytes, seed, .. } = *options;
+    let work = Work { pattern, verify, block_bytes, seed };
+    let queues = u64::from(options.queues);
     let piece = options.block_bytes / u32::from(options.target.pieces);
     let pieces: Vec<_> =
         (0..u32::from(options.target.pieces)).rev().map(|part| (part * piece, piece)).collect();
     let feeder = |(index, queue): (u64, &'a mut Queue)| {
-        let (begin, end) = (blocks * index / parts, blocks * (index + 1) / parts);
-        let (first, count) = if divides { (begin, end - begin) } else { (0, blocks) };
-        let share = Share {
-            pattern: options.pattern,
-            first,
-            blocks: count,
-            own: (begin - first, end - first),
-            block_bytes: options.block_bytes,
-            seed: options.seed,
-        };
-        let mut prng = root.split(&format!("queue {index}"));
+        let prng = root.split(&format!("queue {index}"));
+        let mut blocks = Blocks::new(work, blocks, (index, queues), prng);
         let depth = queue.depth();
-        for slot in 0..depth {
-            // Incompressible bytes, different in each slot.
-            for word in queue.buffer(slot).chunks_mut(8) {
-                word.copy_from_slice(&prng.next().to_le_bytes()[..word.len()]);
-            }
-        }
+        // Different bytes in each slot.
+        (0..depth).for_each(|slot| blocks.fill_randomly(queue.buffer(slot)));
         Feeder {
             queue,
-            share,
-            prng,
-            next: 0,
-            versions: untouched.map(|content| Versions::new(count as usize, content)),
+            blocks,
             pieces: pieces.clone(),
             pending: vec![Pending::default(); usize::from(depth)],
             free: (0..depth).collect(),
@@ -396,11 +359,13 @@ impl Feeder<'_> {
     /// Runs a phase to its end.
     fn go(&mut self, phase: Phase) -> Result<Results, String> {
         self.results = Results::default();
-        self.next = match phase {
-            Phase::Run(_) => 0,
-            Phase::Fill | Phase::ReadBack => self.share.own.0,
+        let order = match phase {
+            Phase::Fill => Order::Fill,
+            Phase::Run(_) => Order::Pattern,
+            Phase::ReadBack => Order::ReadBack,
         };
-        let (epoch, cpu, counts) = (Instant::now(), thread_cpu(), self.queue.counts());
+        self.blocks.begin(order);
+        let (epoch, cpu, counts) = (Instant::now(), cpu_time(), self.queue.counts());
         let deadline = match phase {
             Phase::Run(time) => time.as_nanos() as u64,
             Phase::Fill | Phase::ReadBack => u64::MAX,
@@ -408,7 +373,7 @@ impl Feeder<'_> {
         let mut at = 0;
         loop {
             if at < deadline {
-                self.refill(phase, at);
+                self.refill(order, at);
                 self.queue.submit();
             }
             if self.free.len() == self.pending.len() {
@@ -428,81 +393,27 @@ impl Feeder<'_> {
             );
         }
         self.results.elapsed = epoch.elapsed();
-        self.results.cpu = thread_cpu().saturating_sub(cpu);
+        self.results.cpu = cpu_time().saturating_sub(cpu);
         self.results.kicks = self.queue.counts().kicks - counts.kicks;
         self.results.waits = self.queue.counts().waits - counts.waits;
         Ok(std::mem::take(&mut self.results))
     }
 
     /// Puts requests while slots are free.
-    fn refill(&mut self, phase: Phase, now_ns: u64) {
+    fn refill(&mut self, order: Order, now_ns: u64) {
         while let Some(slot) = self.free.last().copied() {
-            let Some((block, is_write)) = self.choose(phase) else { return };
+            let Some(request) = self.blocks.choose(order) else { return };
             self.free.pop();
-            let Share { first, block_bytes, seed, .. } = self.share;
-            let offset = (first + block) * u64::from(block_bytes);
-            if let Some(versions) = &mut self.versions {
-                versions.begin(block as usize);
-                if is_write {
-                    let version = versions.next(block as usize);
-                    let buffer = self.queue.buffer(slot);
-                    for (part, at) in parts(&self.pieces, offset) {
-                        stamp::fill(&mut buffer[part], seed, at, version);
-                    }
+            let BlockRequest { offset, is_write, .. } = request;
+            if is_write {
+                let buffer = self.queue.buffer(slot);
+                for (part, at) in parts(&self.pieces, offset) {
+                    self.blocks.stamp(&request, at, &mut buffer[part]);
                 }
             }
             self.queue.put_pieces(slot, !is_write, offset, &self.pieces);
-            self.pending[usize::from(slot)] = Pending { block, is_write, submitted_ns: now_ns };
+            self.pending[usize::from(slot)] = Pending { request, submitted_ns: now_ns };
         }
-    }
-
-    /// Chooses the next block and its direction; none when the phase is over or all drawn blocks are busy.
-    fn choose(&mut self, phase: Phase) -> Option<(u64, bool)> {
-        match phase {
-            Phase::Run(_) => {}
-            Phase::Fill => return self.in_order(|_, _| true).map(|block| (block, true)),
-            Phase::ReadBack => {
-                let tells =
-                    |versions: &Versions, block| versions.expected(block) != Expected::Anything;
-                return self.in_order(tells).map(|block| (block, false));
-            }
-        }
-        let Share { pattern, blocks, .. } = self.share;
-        let is_write = match pattern {
-            Pattern::Read | Pattern::RandRead => false,
-            Pattern::Write | Pattern::RandWrite => true,
-            Pattern::RandRw { read_percent } => self.prng.below(100) >= u64::from(read_percent),
-        };
-        if matches!(pattern, Pattern::Read | Pattern::Write) {
-            let block = self.next;
-            if self.is_busy(block) {
-                return None;
-            }
-            self.next = (block + 1) % blocks;
-            return Some((block, is_write));
-        }
-        for _ in 0..=DRAWS_MAX {
-            let block = self.prng.below(blocks);
-            if !self.is_busy(block) {
-                return Some((block, is_write));
-            }
-        }
-        None
-    }
-
-    fn in_order(&mut self, wanted: impl Fn(&Versions, usize) -> bool) -> Option<u64> {
-        while self.next < self.share.own.1 {
-            let block = self.next;
-            self.next += 1;
-            if self.versions.as_ref().is_none_or(|versions| wanted(versions, block as usize)) {
-                return Some(block);
-            }
-        }
-        None
-    }
-
-    fn is_busy(&self, block: u64) -> bool {
-        self.versions.as_ref().is_some_and(|versions| versions.is_busy(block as usize))
     }
 
     /// Counts and verifies the answers.
@@ -512,36 +423,26 @@ impl Feeder<'_> {
             let pending = self.pending[usize::from(slot)];
             self.free.push(slot);
             let latency_ns = now_ns - pending.submitted_ns;
-            match (status, pending.is_write) {
+            match (status, pending.request.is_write) {
                 (0, true) => self.results.writes.record(latency_ns),
                 (0, false) => self.results.reads.record(latency_ns),
                 _ => self.results.errors += 1,
             }
-            self.verify(slot, pending, status == 0)?;
+            self.verify(slot, &pending.request, status == 0)?;
         }
         self.finished.clear();
         Ok(())
     }
 
-    fn verify(&mut self, slot: u16, pending: Pending, is_done: bool) -> Result<(), String> {
-        let Some(versions) = &mut self.versions else { return Ok(()) };
-        let block = pending.block as usize;
-        versions.end(block);
-        if pending.is_write {
-            versions.on_written(block, is_done);
-            return Ok(());
+    fn verify(&mut self, slot: u16, request: &BlockRequest, is_done: bool) -> Result<(), String> {
+        let Some(expected) = self.blocks.end(request, is_done) else { return Ok(()) };
+        let buffer = self.queue.buffer(slot);
+        for (part, at) in parts(&self.pieces, request.offset) {
+            self.blocks
+                .check(&buffer[part], at, expected)
+                .map_err(|error| format!("verification failed: {error}"))?;
         }
-        let expected = versions.expected(block);
-        if is_done && expected != Expected::Anything {
-            let Share { first, block_bytes, seed, .. } = self.share;
-            let offset = (first + pending.block) * u64::from(block_bytes);
-            let buffer = self.queue.buffer(slot);
-            for (part, at) in parts(&self.pieces, offset) {
-                stamp::check(&buffer[part], seed, at, expected)
-                    .map_err(|error| format!("verification failed: {error}"))?;
-            }
-            self.results.verified += 1;
-        }
+        self.results.verified += 1;
         Ok(())
     }
 }
@@ -554,20 +455,6 @@ fn parts(pieces: &[(u32, u32)], offset: u64) -> impl Iterator<Item = (Range<usiz
         next += u64::from(*len);
         (*from as usize..(*from + *len) as usize, at)
     })
-}
-
-/// User and system time of this thread.
-fn thread_cpu() -> Duration {
-    // SAFETY: zeros are a valid rusage, and the call fills it.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
-        usage
-    };
-    let time = |value: libc::timeval| {
-        Duration::from_micros(value.tv_sec as u64 * 1_000_000 + value.tv_usec as u64)
-    };
-    time(usage.ru_utime) + time(usage.ru_stime)
 }
 
 /// CPU time of all threads of a process; none if it cannot be read.

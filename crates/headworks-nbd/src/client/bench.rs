@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use headworks_core::prng::Prng;
 
+use super::blocks::{Blocks, Work};
 use super::crowd;
 use super::pipeline::Pipeline;
-use super::stamp::{Expected, SECTOR_BYTES};
-use super::worker::{Phase, Share, Worker};
+use super::stamp::SECTOR_BYTES;
+use super::worker::{Phase, Worker};
 use super::{Client, ClientError, ClientOptions, Export, Histogram, Uri};
 use crate::wire::{NbdError, TransmissionFlags};
 
@@ -326,14 +327,12 @@ fn connect(options: &BenchOptions) -> Result<(Export, Vec<Worker>), ClientError>
                 options.waiting,
                 options.client.timeout,
             );
-            let untouched = match options.verify {
-                Verify::Off => None,
-                Verify::Written => Some(Expected::Anything),
-                Verify::FromZeros => Some(Expected::Zeros),
-            };
+            let BenchOptions { pattern, verify, block_bytes, seed, .. } = *options;
+            let work = Work { pattern, verify, block_bytes, seed };
+            let queues = u64::from(options.threads.max(1));
             let prng = root.split(&format!("connection {index}"));
-            let share = share(options, blocks, index);
-            Worker::new(pipeline, options.iodepth as usize, share, prng, untouched)
+            let blocks = Blocks::new(work, blocks, (index, queues), prng);
+            Worker::new(pipeline, options.iodepth as usize, block_bytes, blocks)
         })
         .collect();
     Ok((export, workers))
@@ -365,26 +364,6 @@ fn all(workers: &mut [Worker], phase: Phase, timeout: Duration) -> Result<Tally,
         }
         Ok(sum)
     })
-}
-
-/// Returns the part of the range that belongs to a connection.
-fn share(options: &BenchOptions, blocks: u64, index: u64) -> Share {
-    let parts = u64::from(options.threads.max(1));
-    let (begin, end) = (blocks * index / parts, blocks * (index + 1) / parts);
-    let sequential = matches!(options.pattern, Pattern::Read | Pattern::Write);
-    let (first, count) = if sequential || options.verify != Verify::Off {
-        (begin, end - begin)
-    } else {
-        (0, blocks)
-    };
-    Share {
-        pattern: options.pattern,
-        first,
-        blocks: count,
-        own: (begin - first, end - first),
-        block_bytes: options.block_bytes,
-        seed: options.seed,
-    }
 }
 
 fn usage(message: impl Into<String>) -> ClientError {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::wire::{Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_BYTES};
 
 pub mod bench;
+pub mod blocks;
 mod contents;
 pub(crate) mod coverage;
 mod crowd;
@@ -31,6 +32,7 @@ pub use handshake::{Export, Listed, OptionNegotiation};
 pub use histogram::Histogram;
 pub use socket::Socket;
 pub use uri::{Target, Uri};
+pub use worker::cpu_time;
 
 pub use status::Map;
 

@@ -12,16 +12,11 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use headworks_core::prng::Prng;
-
 use super::ClientError;
-use super::bench::{Pattern, Tally};
+use super::bench::Tally;
+use super::blocks::{BlockRequest, Blocks, Order};
 use super::pipeline::{Finished, Pipeline};
-use super::stamp::{self, Expected, Versions};
 use crate::wire::{Command, CommandFlags};
-
-/// Random draws of a block before a slot stays empty for a turn because all drawn blocks are busy.
-const DRAWS_MAX: u32 = 32;
 
 /// A phase of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +29,16 @@ pub enum Phase {
     Window(Duration, Duration),
     /// Read each block once.
     ReadBack,
+}
+
+impl Phase {
+    fn order(self) -> Order {
+        match self {
+            Self::Fill => Order::Fill,
+            Self::Run(_) | Self::Window(..) => Order::Pattern,
+            Self::ReadBack => Order::ReadBack,
+        }
+    }
 }
 
 /// The clock of a phase, and the times that it is limited by.
@@ -88,24 +93,9 @@ impl Stopwatch {
     }
 }
 
-/// The constant parameters of a worker.
-#[derive(Clone, Copy, Debug)]
-pub struct Share {
-    pub pattern: Pattern,
-    /// First block and number of blocks.
-    pub first: u64,
-    pub blocks: u64,
-    /// Range of blocks (from, to) that only this connection fills.
-    pub own: (u64, u64),
-    pub block_bytes: u32,
-    /// Seed of the stamps.
-    pub seed: u64,
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
-    block: u64,
-    is_write: bool,
+    request: BlockRequest,
     submitted_ns: u64,
 }
 
@@ -113,44 +103,25 @@ struct Pending {
 #[derive(Debug)]
 pub struct Worker {
     pipeline: Pipeline,
-    share: Share,
-    prng: Prng,
-    /// Next block of a sequential pattern.
-    next: u64,
-    /// Present with verification only.
-    versions: Option<Versions>,
+    block_bytes: u32,
+    blocks: Blocks,
     pending: Vec<Pending>,
     finished: Vec<Finished>,
     pub tally: Tally,
 }
 
 impl Worker {
-    pub fn new(
-        pipeline: Pipeline,
-        depth: usize,
-        share: Share,
-        prng: Prng,
-        untouched: Option<Expected>,
-    ) -> Self {
-        let versions = untouched.map(|content| Versions::new(share.blocks as usize, content));
-        let mut worker = Self {
+    pub fn new(mut pipeline: Pipeline, depth: usize, block_bytes: u32, mut blocks: Blocks) -> Self {
+        // Different bytes in each slot.
+        (0..depth).for_each(|slot| blocks.fill_randomly(pipeline.data(slot)));
+        Self {
             pipeline,
-            share,
-            prng,
-            next: 0,
-            versions,
+            block_bytes,
+            blocks,
             pending: vec![Pending::default(); depth],
             finished: Vec::with_capacity(depth),
             tally: Tally::default(),
-        };
-        for slot in 0..depth {
-            // Incompressible bytes, different in each slot.
-            let data = worker.pipeline.data(slot);
-            data.chunks_mut(8).for_each(|word| {
-                word.copy_from_slice(&worker.prng.next().to_le_bytes()[..word.len()]);
-            });
         }
-        worker
     }
 
     /// Runs a phase to its end or until `stop` is set; the tally starts at zero.
@@ -177,10 +148,7 @@ impl Worker {
     /// Starts a phase: the tally is zero, and the pattern starts anew.
     pub fn begin(&mut self, phase: Phase) {
         self.tally = Tally::default();
-        self.next = match phase {
-            Phase::Run(_) | Phase::Window(..) => 0,
-            Phase::Fill | Phase::ReadBack => self.share.own.0,
-        };
+        self.blocks.begin(phase.order());
         self.pipeline.calls = [0; 2];
     }
 
@@ -233,75 +201,18 @@ impl Worker {
     /// Submits requests while there is room.
     fn refill(&mut self, phase: Phase, now_ns: u64) -> Result<(), ClientError> {
         while let Some(slot) = self.pipeline.next_slot() {
-            let Some((block, is_write)) = self.choose(phase) else {
+            let Some(request) = self.blocks.choose(phase.order()) else {
                 return Ok(());
             };
-            let offset = (self.share.first + block) * u64::from(self.share.block_bytes);
-            if let Some(versions) = &mut self.versions {
-                versions.begin(block as usize);
-                if is_write {
-                    let version = versions.next(block as usize);
-                    stamp::fill(self.pipeline.data(slot), self.share.seed, offset, version);
-                }
+            let BlockRequest { offset, is_write, .. } = request;
+            if is_write {
+                self.blocks.stamp(&request, offset, self.pipeline.data(slot));
             }
             let command = if is_write { Command::Write } else { Command::Read };
-            self.pipeline.submit(command, CommandFlags::NONE, offset, self.share.block_bytes);
-            self.pending[slot] = Pending { block, is_write, submitted_ns: now_ns };
+            self.pipeline.submit(command, CommandFlags::NONE, offset, self.block_bytes);
+            self.pending[slot] = Pending { request, submitted_ns: now_ns };
         }
         Ok(())
-    }
-
-    /// Chooses the next block and its direction; none when the phase is over or all drawn blocks are busy.
-    #[inline]
-    fn choose(&mut self, phase: Phase) -> Option<(u64, bool)> {
-        let Share { pattern, blocks, .. } = self.share;
-        match phase {
-            Phase::Run(_) | Phase::Window(..) => {}
-            Phase::Fill => return self.in_order(|_, _| true).map(|block| (block, true)),
-            Phase::ReadBack => {
-                let tells =
-                    |versions: &Versions, block| versions.expected(block) != Expected::Anything;
-                return self.in_order(tells).map(|block| (block, false));
-            }
-        }
-        let is_write = match pattern {
-            Pattern::Read | Pattern::RandRead => false,
-            Pattern::Write | Pattern::RandWrite => true,
-            Pattern::RandRw { read_percent } => self.prng.below(100) >= u64::from(read_percent),
-        };
-        if matches!(pattern, Pattern::Read | Pattern::Write) {
-            let block = self.next;
-            if self.is_busy(block) {
-                return None;
-            }
-            self.next = (block + 1) % blocks;
-            return Some((block, is_write));
-        }
-        let draw = |worker: &mut Self| worker.prng.below(blocks);
-        let mut block = draw(self);
-        for _ in 0..DRAWS_MAX {
-            if !self.is_busy(block) {
-                return Some((block, is_write));
-            }
-            block = draw(self);
-        }
-        None
-    }
-
-    fn in_order(&mut self, wanted: impl Fn(&Versions, usize) -> bool) -> Option<u64> {
-        while self.next < self.share.own.1 {
-            let block = self.next;
-            self.next += 1;
-            if self.versions.as_ref().is_none_or(|versions| wanted(versions, block as usize)) {
-                return Some(block);
-            }
-        }
-        None
-    }
-
-    #[inline]
-    fn is_busy(&self, block: u64) -> bool {
-        self.versions.as_ref().is_some_and(|versions| versions.is_busy(block as usize))
     }
 
     /// Counts (if `counts`) and verifies completed requests.
@@ -314,38 +225,24 @@ impl Worker {
                 None if !counts => {}
                 None => {
                     let latency = now_ns - pending.submitted_ns;
-                    self.tally.on_done(pending.is_write, self.share.block_bytes, latency);
+                    self.tally.on_done(pending.request.is_write, self.block_bytes, latency);
                 }
             }
-            if self.versions.is_some() {
-                self.verify(slot, pending, error.is_none())?;
+            if let Some(expected) = self.blocks.end(&pending.request, error.is_none()) {
+                let data = self.pipeline.data(slot);
+                self.blocks
+                    .check(data, pending.request.offset, expected)
+                    .map_err(ClientError::Verify)?;
+                self.tally.verified += 1;
             }
         }
         self.finished.clear();
         Ok(())
     }
-
-    fn verify(&mut self, slot: usize, pending: Pending, success: bool) -> Result<(), ClientError> {
-        let versions = self.versions.as_mut().expect("the caller has looked");
-        let block = pending.block as usize;
-        versions.end(block);
-        if pending.is_write {
-            versions.on_written(block, success);
-            return Ok(());
-        }
-        let expected = versions.expected(block);
-        if success && expected != Expected::Anything {
-            let offset = (self.share.first + pending.block) * u64::from(self.share.block_bytes);
-            stamp::check(self.pipeline.data(slot), self.share.seed, offset, expected)
-                .map_err(ClientError::Verify)?;
-            self.tally.verified += 1;
-        }
-        Ok(())
-    }
 }
 
-/// Returns user and system time of this thread.
-fn cpu_time() -> Duration {
+/// User and system time of this thread.
+pub fn cpu_time() -> Duration {
     // SAFETY: zeros are a valid rusage, and the call fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();

@@ -50,32 +50,24 @@ pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
     }
 }
 
+/// The answer with the counters of `$from`, which have the same names there: every one of them, since nothing may stand for the rest.
+macro_rules! same_names {
+    ($from:expr, $source:ident => $answer:ident { $($field:ident,)* } $(, $pattern:ident: $array:pat => $made:expr)* $(,)?) => {{
+        let $source { $($field,)* $($pattern: $array,)* } = $from;
+        answers::$answer { $($field,)* $($pattern: $made,)* }
+    }};
+}
+
 /// Sum of the request buffers of all shards.
 pub fn buffers(shards: &[BufferStats]) -> answers::BufferStats {
     let all = shards.iter().map(|stats| {
-        // No `..`: every counter must be listed.
-        let BufferStats {
-            size,
-            taken,
-            waiting,
-            waits,
-            dropped_replies,
-            dropped_bytes,
-            payloads_written_early,
-            blocks_cut,
-            closed,
-        } = *stats;
-        answers::BufferStats {
-            size: size as u64,
-            taken: taken as u64,
-            waiting: waiting as u64,
-            waits,
-            dropped_replies,
-            dropped_bytes,
-            payloads_written_early,
-            blocks_cut,
-            closed,
-        }
+        same_names!(
+            *stats,
+            BufferStats => BufferStats { waits, dropped_replies, dropped_bytes, payloads_written_early, blocks_cut, closed, },
+            size: size => size as u64,
+            taken: taken => taken as u64,
+            waiting: waiting => waiting as u64,
+        )
     });
     Sum::total(all).unwrap_or_default()
 }
@@ -91,114 +83,30 @@ pub fn dirty(shards: &[CacheReport]) -> Option<answers::DirtyStats> {
 }
 
 fn cache_of(stats: CacheStats) -> answers::CacheStats {
-    // No `..`: every counter must be listed.
-    let CacheStats {
-        room,
-        units,
-        free,
-        resident,
-        folios,
-        hits,
-        misses,
-        fills,
-        filled,
-        fills_partial,
-        writeouts,
-        written,
-        written_for: [for_background, for_age, for_sync, for_frames, for_writers],
-        failed,
-        held,
-        shadowed,
-        shadows,
-        discarded_dirty,
-        direct_dirty,
-        read_before_write,
-        evicted_folios,
-        evicted,
-        ghost_hits,
-        dropped_behind,
-        read_ahead,
-        read_ahead_wasted,
-        waits: [frames, credit, pause, shadow, range, folio],
-        closed_paused,
-        index_operations,
-        index_probes,
-        flushes,
-        flushes_failed,
-    } = stats;
-    answers::CacheStats {
-        room,
-        units,
-        free,
-        resident,
-        folios: folios.to_vec(),
-        hits,
-        misses,
-        fills,
-        filled,
-        fills_partial,
-        writeouts,
-        written,
-        written_for: answers::WrittenFor {
-            background: for_background,
-            age: for_age,
-            sync: for_sync,
-            frames: for_frames,
-            writers: for_writers,
+    same_names!(
+        stats,
+        CacheStats => CacheStats {
+            room, units, free, resident, hits, misses, fills, filled, fills_partial, writeouts, written, failed, held,
+            shadowed, shadows, discarded_dirty, direct_dirty, read_before_write, evicted_folios, evicted, ghost_hits,
+            dropped_behind, read_ahead, read_ahead_wasted, closed_paused, index_operations, index_probes, flushes,
+            flushes_failed,
         },
-        failed,
-        held,
-        shadowed,
-        shadows,
-        discarded_dirty,
-        direct_dirty,
-        read_before_write,
-        evicted_folios,
-        evicted,
-        ghost_hits,
-        dropped_behind,
-        read_ahead,
-        read_ahead_wasted,
-        waits: answers::CacheWaits { frames, credit, pause, shadow, range, folio },
-        closed_paused,
-        index_operations,
-        index_probes,
-        flushes,
-        flushes_failed,
-    }
+        folios: folios => folios.to_vec(),
+        written_for: [background, age, sync, for_frames, writers] =>
+            answers::WrittenFor { background, age, sync, frames: for_frames, writers },
+        waits: [frames, credit, pause, shadow, range, folio] =>
+            answers::CacheWaits { frames, credit, pause, shadow, range, folio },
+    )
 }
 
 fn dirty_of(stats: DirtyStats) -> answers::DirtyStats {
-    let DirtyStats {
-        nr_dirty,
-        nr_writeback,
-        reserved,
-        nr_dirtied,
-        nr_written,
-        nr_dirty_threshold,
-        nr_dirty_background_threshold,
-        writers,
-        pauses,
-        paused_ns,
-        pauses_continued,
-        refused,
-        traces_lost,
-    } = stats;
-    answers::DirtyStats {
-        nr_dirty,
-        nr_writeback,
-        reserved,
-        nr_dirtied,
-        nr_written,
-        nr_dirty_threshold,
-        nr_dirty_background_threshold,
-        writers,
-        pauses,
-        paused_ns,
-        pauses_continued,
-        refused,
-        traces_lost,
-    }
+    same_names!(
+        stats,
+        DirtyStats => DirtyStats {
+            nr_dirty, nr_writeback, reserved, nr_dirtied, nr_written, nr_dirty_threshold, nr_dirty_background_threshold, writers,
+            pauses, paused_ns, pauses_continued, refused, traces_lost,
+        },
+    )
 }
 
 /// Ranges that could not be written back.
