@@ -294,7 +294,7 @@ fn prepare(
         .collect();
     let limits = options.connection_limits();
     let mut shard = Shard::new(config.clone())?;
-    options.prepare_shard.call(&mut shard);
+    options.process.prepare_shard.call(&mut shard);
     Mapping::tables_in_huge_pages(shard.cache_tables());
     let executor = Executor::with_log(devices, log);
     let parts = ReactorParts {
@@ -304,7 +304,7 @@ fn prepare(
         engine,
         io: ShardIo::new(
             id,
-            options.connections,
+            options.clients.connections,
             pool,
             (frames, populator),
             peers,
@@ -367,7 +367,7 @@ fn storage(config: &ShardConfig, setup: &ThreadSetup) -> Result<ShardStorage, Co
         Some(space) => Pool::growing(region, space.floor, move |at, len| space.reserve(at, len)),
     };
     let pool = pool.map_err(buffers)?;
-    let name = setup.options.cache_file.as_ref().map_or("", |file| file.name.as_str());
+    let name = setup.options.process.cache_file.as_ref().map_or("", |file| file.name.as_str());
     let start = |frames| start_populator(config.id, frames, frame_space, (&setup.shared, name));
     let populator = frames.as_ref().and_then(start);
     Ok(ShardStorage { pool, frames, pages: Some("shared memory"), log: Some(log), populator })

@@ -108,7 +108,9 @@ pub use log_level::{LOG_LEVELS, LogLevel};
 pub use memory::{AutoCache, CacheSize, MemoryLimit};
 pub use nbd::receive_path::{ROUND as RECEIVE_PATH_ROUND, ReceivePath, ReceivePathOp};
 pub use nbd::world as front_world;
-pub use options::{CacheFile, MissingImage, PrepareShard, ServerOptions};
+pub use options::{
+    CacheFile, ClientLimits, MissingImage, PrepareShard, ProcessContext, ServerOptions,
+};
 pub use recorded_requests::{RecordedRequests, recorded_requests};
 pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reload_request::{ReloadHook, ReloadOutcome, ReloadRequest};

@@ -31,7 +31,7 @@ impl OpenedListeners {
     /// # Errors
     /// An address cannot be used.
     pub fn open(options: &ServerOptions, acceptors: &mut Acceptors) -> Result<Self, ConfigError> {
-        let standing = options.takeover.as_ref().map(Takeover::standing);
+        let standing = options.process.takeover.as_ref().map(Takeover::standing);
         let old = |role, address: Option<String>| standing?.take_listener(role, &address?);
         let left = standing.map(|standing| Arc::clone(&standing.left)).unwrap_or_default();
         let set = ListenerSet::default();
@@ -55,7 +55,7 @@ impl OpenedListeners {
         }
         set.set(entries);
         let path = options.control.as_ref().map(|path| path.to_string_lossy().into_owned());
-        let control = match (&options.control_given, &options.control) {
+        let control = match (&options.process.control, &options.control) {
             (Some(given), _) => Some((Listener::adopt("control", given)?, None)),
             (None, Some(own)) => Some(match old(ListenerRole::Control, path.clone()) {
                 Some(old) => (Listener::take_over(old, &left)?, path),
@@ -69,7 +69,7 @@ impl OpenedListeners {
             })
             .transpose()?;
         let address = options.metrics.map(|address| address.to_string());
-        let metrics = match (&options.metrics_given, options.metrics) {
+        let metrics = match (&options.process.metrics, options.metrics) {
             (Some(given), _) => Some((metrics::adopt(given)?, None)),
             (None, Some(own)) => Some(match old(ListenerRole::Metrics, address.clone()) {
                 Some(old) => {

@@ -76,14 +76,8 @@ pub struct ServerOptions {
     pub access: AccessSpec,
     /// Path of the control socket, which only its owner may use.
     pub control: Option<PathBuf>,
-    /// An inherited socket that replaces `control`.
-    pub control_given: Option<InheritedSocket>,
-    /// Shows and sets the log level.
-    pub log_level: Option<LogLevel>,
     /// TCP address of the metrics endpoint.
     pub metrics: Option<SocketAddr>,
-    /// An inherited TCP socket that replaces `metrics`.
-    pub metrics_given: Option<InheritedSocket>,
     /// Number of shards, each with a thread of its own; on few CPUs one is best.
     pub shards: u16,
     /// Spreads volumes over all shards instead of placing each with its device.
@@ -101,6 +95,39 @@ pub struct ServerOptions {
     pub cache: u64,
     /// Bounds of a cache of automatic size, whose room `cache` is; none for a fixed size.
     pub auto_cache: Option<AutoCache>,
+    /// Limits of bytes and I/Os a second of all clients together.
+    pub limits: Limits,
+    /// Dirty limits and throttling of all shards together.
+    pub dirty: DirtyOptions,
+    /// What clients may take.
+    pub clients: ClientLimits,
+    /// Time limit of a shutdown; 0 is no limit. Data not written by then stay in memory and are lost.
+    pub stop_ns: u64,
+    /// File for the record of all inputs; further shards append `.N` to its name.
+    pub record: Option<PathBuf>,
+    /// Allows hot-add and hot-remove: reserves 64 devices and 1024 exports in all.
+    pub live: bool,
+    /// What a missing image of a reloaded configuration means.
+    pub missing: MissingImage,
+    /// Tenants; their order gives their numbers.
+    pub tenants: Vec<TenantSpec>,
+    /// Options of every queue, including those of devices added later.
+    pub queue: Vec<(Tunable, u64)>,
+    /// Mode and certificates of TLS.
+    pub tls: TlsOptions,
+    /// What the process hands to the server.
+    pub process: ProcessContext,
+}
+
+/// What a process hands to its server, and no operator configures: what it has inherited or opened, and what it does when asked.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessContext {
+    /// An inherited socket that replaces [`ServerOptions::control`].
+    pub control: Option<InheritedSocket>,
+    /// An inherited TCP socket that replaces [`ServerOptions::metrics`].
+    pub metrics: Option<InheritedSocket>,
+    /// Shows and sets the log level.
+    pub log_level: Option<LogLevel>,
     /// Memory of the cache that outlives the process; none for anonymous memory.
     pub cache_file: Option<CacheFile>,
     /// What earlier servers left.
@@ -111,10 +138,17 @@ pub struct ServerOptions {
     pub upgrade: Option<UpgradeHook>,
     /// Takes requests of the control socket for a reload; without it they are refused.
     pub reload: Option<ReloadHook>,
-    /// Limits of bytes and I/Os a second of all clients together.
-    pub limits: Limits,
-    /// Dirty limits and throttling of all shards together.
-    pub dirty: DirtyOptions,
+    /// The configuration file, for `diff`; nothing reads it.
+    pub config: Option<PathBuf>,
+    /// What files and command line say, for `diff` and reloads; none if it is what the server starts with.
+    pub loaded: Option<LoadedConfiguration>,
+    /// Changes each shard before its first input.
+    pub prepare_shard: PrepareShard,
+}
+
+/// What clients may take.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientLimits {
     /// Connections of each shard.
     pub connections: usize,
     /// Requests in flight of each connection.
@@ -123,26 +157,31 @@ pub struct ServerOptions {
     pub handshake_ns: u64,
     /// Time limit of a request or reply without progress.
     pub stall_ns: u64,
-    /// Time limit of a shutdown; 0 is no limit. Data not written by then stay in memory and are lost.
-    pub stop_ns: u64,
-    /// File for the record of all inputs; further shards append `.N` to its name.
-    pub record: Option<PathBuf>,
-    /// Allows hot-add and hot-remove: reserves 64 devices and 1024 exports in all.
-    pub live: bool,
-    /// What a missing image of a reloaded configuration means.
-    pub missing: MissingImage,
-    /// The configuration file, for `diff`; nothing reads it.
-    pub config: Option<PathBuf>,
-    /// What files and command line say, for `diff` and reloads; none if it is what the server starts with.
-    pub loaded: Option<LoadedConfiguration>,
-    /// Tenants; their order gives their numbers.
-    pub tenants: Vec<TenantSpec>,
-    /// Options of every queue, including those of devices added later.
-    pub queue: Vec<(Tunable, u64)>,
-    /// Mode and certificates of TLS.
-    pub tls: TlsOptions,
-    /// Changes each shard before its first input.
-    pub prepare_shard: PrepareShard,
+}
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            requests: 128,
+            handshake_ns: 10_000_000_000,
+            stall_ns: 60_000_000_000,
+        }
+    }
+}
+
+impl ClientLimits {
+    fn validate(&self) -> Result<(), ConfigError> {
+        range("connections", self.connections, 1, CONNECTIONS_MAX)?;
+        range("requests", self.requests, 1, 4096)?;
+        // For the shutdown 0 is no limit; here it would end every client at the next tick.
+        let patience = [("handshake-timeout", self.handshake_ns), ("stall-timeout", self.stall_ns)];
+        if let Some((name, _)) = patience.into_iter().find(|(_, ns)| *ns == 0) {
+            let message = "0 would disconnect every client at once; use 10s or more";
+            return Err(ConfigError::new(name, message));
+        }
+        Ok(())
+    }
 }
 
 /// What a missing image means.
@@ -160,10 +199,7 @@ impl Default for ServerOptions {
             listen: Vec::new(),
             access: AccessSpec::default(),
             control: None,
-            control_given: None,
-            log_level: None,
             metrics: None,
-            metrics_given: None,
             shards: 1,
             spread: false,
             cpus: Vec::new(),
@@ -172,29 +208,26 @@ impl Default for ServerOptions {
             buffers: 128 << 20,
             cache: 0,
             auto_cache: None,
-            cache_file: None,
-            leftovers: Leftovers::default(),
-            takeover: None,
-            upgrade: None,
-            reload: None,
             limits: Limits::default(),
             dirty: DirtyOptions::default(),
-            connections: 1024,
-            requests: 128,
-            handshake_ns: 10_000_000_000,
-            stall_ns: 60_000_000_000,
+            clients: ClientLimits::default(),
             stop_ns: 60_000_000_000,
             record: None,
             live: false,
             missing: MissingImage::Absent,
-            config: None,
-            loaded: None,
             tenants: Vec::new(),
             queue: Vec::new(),
             tls: TlsOptions::default(),
-            prepare_shard: PrepareShard::default(),
+            process: ProcessContext::default(),
         }
     }
+}
+
+fn range(name: &'static str, value: usize, low: usize, high: usize) -> Result<(), ConfigError> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
 }
 
 impl ServerOptions {
@@ -206,47 +239,33 @@ impl ServerOptions {
             None => self.cache,
         }
     }
+
     /// Validates every option.
     ///
     /// # Errors
     /// The first option out of range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let range = |name, value: usize, low: usize, high: usize| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
-        };
         range("shards", self.shards.into(), 1, 64)?;
         let listeners = self.listen.len() + self.access.listeners.len();
         range("listen", listeners, 0, LISTENERS_MAX)?;
-        range("connections", self.connections, 1, CONNECTIONS_MAX)?;
-        range("requests", self.requests, 1, 4096)?;
+        self.clients.validate()?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
-        // For the shutdown 0 is no limit; here it would end every client at the next tick.
-        let patience = [("handshake-timeout", self.handshake_ns), ("stall-timeout", self.stall_ns)];
-        if let Some((name, _)) = patience.into_iter().find(|(_, ns)| *ns == 0) {
-            let message = "0 would disconnect every client at once; use 10s or more";
-            return Err(ConfigError::new(name, message));
-        }
         // Room for two of the largest requests: one, and the reserve.
         range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
     }
-}
 
-impl ServerOptions {
     /// Bounds of each connection.
     pub(super) fn connection_limits(&self) -> ConnectionLimits {
         ConnectionLimits {
-            requests: self.requests,
+            requests: self.clients.requests,
             buffer_bytes: self.buffers / 2,
-            handshake_ns: self.handshake_ns,
-            stall_ns: self.stall_ns,
+            handshake_ns: self.clients.handshake_ns,
+            stall_ns: self.clients.stall_ns,
         }
     }
 
     pub(super) fn cache_spec(&self) -> cache_shares::CacheSpec {
-        let Self { cache, dirty, connections, .. } = *self;
+        let Self { cache, dirty, clients: ClientLimits { connections, .. }, .. } = *self;
         cache_shares::CacheSpec { bytes: cache, dirty, dirtyable: self.dirtyable(), connections }
     }
 

@@ -188,7 +188,7 @@ impl Server {
         set.set_rules(rules.clone());
         let listeners = Arc::new(set);
         let homes: Vec<ShardId> = config.volumes.iter().map(|volume| volume.home).collect();
-        let adoption = options.takeover.as_ref();
+        let adoption = options.process.takeover.as_ref();
         let adoption = adoption.map(|from| Adoption::begin(from, &assembly, &homes)).transpose()?;
         let (memory, note) = cache_memory(&config, &caches, options)?;
         for (index, (cache, _)) in caches.iter_mut().enumerate() {
@@ -202,11 +202,11 @@ impl Server {
         let mut restores = StartRestores::new(pending, &config, &caches)?;
         notes.append(&mut restores.notes);
         // What was written to the images needs no memory any more.
-        options.leftovers.remove_empty();
+        options.process.leftovers.remove_empty();
         let exports = served_exports(&assembly, &config, &options.tenants);
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
-        let keeper = Keeper::new(memory, options.leftovers.clone());
+        let keeper = Keeper::new(memory, options.process.leftovers.clone());
         let keeper = if adoption.is_some() { keeper.with_marks_of_predecessor() } else { keeper };
         let volumes: Vec<_> = (0..)
             .map(VolumeId)
@@ -269,7 +269,7 @@ impl Server {
         if let Some(adoption) = adoption {
             let finished = adoption.finish(&shared, &setup.exports, options, || {
                 let keeper = shared.keeper();
-                if let Some(takeover) = &options.takeover {
+                if let Some(takeover) = &options.process.takeover {
                     // Release: what the old process did comes first.
                     takeover.standing().left.store(true, Ordering::Release);
                 }
@@ -277,14 +277,14 @@ impl Server {
                     memory.take_over();
                 }
                 notes.extend(open_volumes(keeper));
-                options.leftovers.drop_locks();
+                options.process.leftovers.drop_locks();
             });
             if let Err(error) = finished {
                 // They have the images open, which another start may need.
                 threads.into_iter().for_each(|thread| drop(thread.join()));
                 return Err(error);
             }
-            if let Some(takeover) = &options.takeover {
+            if let Some(takeover) = &options.process.takeover {
                 takeover.standing().close_listeners();
             }
         }
@@ -572,7 +572,7 @@ fn cache_memory(
     caches: &[(CacheOptions, DirtyOptions)],
     options: &ServerOptions,
 ) -> Result<(Option<Arc<CacheMemory>>, Option<String>), ConfigError> {
-    let Some(CacheFile { file, name, required }) = &options.cache_file else {
+    let Some(CacheFile { file, name, required }) = &options.process.cache_file else {
         return Ok((None, None));
     };
     if !caches.iter().any(|(cache, _)| cache.is_on()) {
@@ -585,7 +585,7 @@ fn cache_memory(
     let (rows, geometry) = (2 * config.volumes_max(), geometry.collect());
     // A cache of automatic size begins with what it keeps under any pressure.
     let least = options.auto_cache.map_or(0, |bounds| bounds.floor);
-    let adopts = options.takeover.as_ref().is_some_and(|from| from.has_memory());
+    let adopts = options.process.takeover.as_ref().is_some_and(|from| from.has_memory());
     let made = file.try_clone().and_then(|file| match adopts {
         true => CacheMemory::adopt(file, rows, geometry),
         false => CacheMemory::new(file, rows, geometry, least),

@@ -98,7 +98,7 @@ fn limit_warnings(specs: &[ExportSpec], server: &ServerOptions) -> Vec<String> {
     let server_limits = std::iter::once(("the server".to_owned(), &server.limits));
     let all = server_limits.chain(tenants).chain(exports);
     all.filter_map(|(what, limits)| {
-        Some(format!("{what}: {}", slow_limit(limits, server.requests)?))
+        Some(format!("{what}: {}", slow_limit(limits, server.clients.requests)?))
     })
     .collect()
 }

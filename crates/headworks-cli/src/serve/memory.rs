@@ -31,10 +31,10 @@ pub(super) fn cache_size(size: CacheSize) -> (u64, Option<AutoCache>) {
 /// # Errors
 /// The file is of no use.
 pub(super) fn fit_cache(options: &mut ServerOptions) -> Result<(), ConfigError> {
-    let (Some(bounds), Some(cache)) = (options.auto_cache, &options.cache_file) else {
+    let (Some(bounds), Some(cache)) = (options.auto_cache, &options.process.cache_file) else {
         return Ok(());
     };
-    let adopted = options.takeover.as_ref().is_some_and(Takeover::has_memory);
+    let adopted = options.process.takeover.as_ref().is_some_and(Takeover::has_memory);
     let fitted = bounds.fitted_to(&cache.file, adopted).map_err(|error| {
         ConfigError::new("cache-file", format!("cannot use {}: {error}", cache.name))
     })?;

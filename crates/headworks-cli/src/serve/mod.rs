@@ -129,10 +129,10 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     let spare = is_after_stop.then(|| state.passed_again()).transpose();
     let spare =
         spare.map_err(|error| OptionError::Io(format!("no descriptor is left: {error}")))?;
-    server_options.upgrade = Some(hook.clone());
-    server_options.reload = Some(reload_hook.clone());
-    server_options.takeover = takeover;
-    server_options.loaded = loaded;
+    server_options.process.upgrade = Some(hook.clone());
+    server_options.process.reload = Some(reload_hook.clone());
+    server_options.process.takeover = takeover;
+    server_options.process.loaded = loaded;
     let sockets = std::mem::take(&mut state.sockets);
     let environment = Environment { sockets, log_level: log_level.clone(), user, state };
     let running = match (start(&effective, (specs, server_options), environment, &signals), spare) {
@@ -140,8 +140,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
         (Err(error), Some(sockets)) if error.option == TAKEOVER => {
             tracing::warn!("clients have to connect again: {}", error.message);
             let (specs, mut server_options) = plan(&effective).map_err(OptionError::Invalid)?;
-            server_options.upgrade = Some(hook);
-            server_options.reload = Some(reload_hook);
+            server_options.process.upgrade = Some(hook);
+            server_options.process.reload = Some(reload_hook);
             let (user, state) = (self::user(&effective.options)?, ProcessState::default());
             let environment = Environment { sockets, log_level, user, state };
             start(&effective, (specs, server_options), environment, &signals)?
@@ -229,22 +229,22 @@ fn start(
         user.as_ref().map(User::uid),
         server_options.cache > 0,
     )?;
-    let is_takeover = server_options.takeover.is_some();
-    if let Some(takeover) = &server_options.takeover {
+    let is_takeover = server_options.process.takeover.is_some();
+    if let Some(takeover) = &server_options.process.takeover {
         if let Some(memory) = state.memory.take().filter(|_| takeover.has_memory()) {
             store.take_over(memory);
         }
         takeover.give_locks(&store.leftovers);
     }
     server_options.live |= sockets.control.is_some();
-    server_options.config = options.config.as_ref().map(address::absolute);
+    server_options.process.config = options.config.as_ref().map(address::absolute);
     let kind = (server_options.live, is_takeover);
     let mut assembly = images::open(effective, &specs, kind, &store.leftovers)?;
     if server_options.cache > 0 {
-        server_options.cache_file = store.create()?;
+        server_options.process.cache_file = store.create()?;
         memory::fit_cache(&mut server_options)?;
     }
-    server_options.leftovers = store.leftovers.clone();
+    server_options.process.leftovers = store.leftovers.clone();
     let of_predecessor = state.private.take().map(PrivateDirectory::of_predecessor);
     let has_sections = !server_options.access.listeners.is_empty();
     let (listen, mut private) = addresses(options, &sockets, of_predecessor, has_sections)?;
@@ -252,10 +252,10 @@ fn start(
     server_options.listen = listen;
     if let Some(given) = &sockets.control {
         server_options.control = unix_path(given);
-        server_options.control_given = Some(given.clone());
+        server_options.process.control = Some(given.clone());
     }
-    server_options.metrics_given = sockets.metrics.clone();
-    server_options.log_level = Some(log_level);
+    server_options.process.metrics = sockets.metrics.clone();
+    server_options.process.log_level = Some(log_level);
     let mut exports = announced(&assembly, server_options.cache > 0);
     for absent in &assembly.absent {
         tracing::warn!("{}", announce::absent(absent));
@@ -363,7 +363,7 @@ fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec
     // A socket with an owner of its own stays that owner's.
     let sections = options.access.listeners.iter().filter(|spec| spec.owner.is_none());
     let unix = unix.chain(sections.filter_map(listen::path_of));
-    let control = options.control.iter().filter(|_| options.control_given.is_none()).cloned();
+    let control = options.control.iter().filter(|_| options.process.control.is_none()).cloned();
     let private = private.filter(|private| private.is_own());
     unix.chain(control).chain(private.map(|private| private.path().to_owned())).collect()
 }

@@ -2,11 +2,8 @@
 
 use headworks_core::limits::Limits;
 use headworks_core::{ConfigError, WriteMode};
-use headworks_nbd::tls::TlsOptions;
 use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
-use headworks_server::{
-    AccessSpec, ExportSpec, Leftovers, MissingImage, PrepareShard, ServerOptions, parse_limits,
-};
+use headworks_server::{ClientLimits, ExportSpec, MissingImage, ServerOptions, parse_limits};
 
 use super::ServeArgs;
 use super::address::{absolute, named_addresses, unix_mode};
@@ -76,31 +73,23 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
     unix_mode(options).map_err(blamed)?;
     let (cache, auto_cache) = memory::cache_size(options.cache);
     let server = ServerOptions {
-        listen: Vec::new(),
-        access: AccessSpec::default(),
         control: options.control.as_ref().map(absolute),
-        control_given: None,
-        log_level: None,
         metrics: options.metrics,
-        metrics_given: None,
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),
         engine: options.engine.parse().map_err(blamed)?,
         poll_ns: options.poll_us.saturating_mul(1000),
         buffers: options.buffers as usize,
-        connections: options.connections,
-        requests: options.requests,
-        handshake_ns: options.handshake_timeout,
-        stall_ns: options.stall_timeout,
+        clients: ClientLimits {
+            connections: options.connections,
+            requests: options.requests,
+            handshake_ns: options.handshake_timeout,
+            stall_ns: options.stall_timeout,
+        },
         record: options.record.clone(),
         cache,
         auto_cache,
-        cache_file: None,
-        leftovers: Leftovers::default(),
-        takeover: None,
-        upgrade: None,
-        reload: None,
         limits: limits(limit_words(options, config)).map_err(blamed)?,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
@@ -110,12 +99,8 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
             true => MissingImage::Refuse,
             false => MissingImage::Absent,
         },
-        config: None,
-        loaded: None,
-        tenants: Vec::new(),
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
-        tls: TlsOptions::default(),
-        prepare_shard: PrepareShard::default(),
+        ..ServerOptions::default()
     };
     server.validate().map_err(blamed)?;
     Ok(server)

@@ -11,7 +11,9 @@ use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, DeviceId, QueueOptions, Shard};
 use headworks_nbd::client::{Target, Uri};
-use headworks_server::{Address, Assembly, ExportSpec, PrepareShard, Server, ServerOptions, Spec};
+use headworks_server::{
+    Address, Assembly, ExportSpec, PrepareShard, ProcessContext, Server, ServerOptions, Spec,
+};
 use serde_json::{Value, json};
 
 use crate::baseline::foreground::Throttling;
@@ -139,7 +141,10 @@ impl LiveServer {
             devices.for_each(|id| policy.install(shard, id, WakeOptions::default()));
         };
         let server = ServerOptions {
-            prepare_shard: PrepareShard::new(prepare),
+            process: ProcessContext {
+                prepare_shard: PrepareShard::new(prepare),
+                ..ProcessContext::default()
+            },
             listen: vec![Address::Unix { path: nbd.clone(), mode: 0o600 }],
             control: Some(control.clone()),
             buffers: options.buffers.unwrap_or(defaults.buffers),

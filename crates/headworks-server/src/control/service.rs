@@ -120,19 +120,19 @@ impl ControlService {
         let changes = service.changes.with_missing(options.missing);
         let changes = changes.with_client_limits(options.connection_limits());
         let changes = changes.with_tenants(options.tenants.clone());
-        let changes = changes.with_configuration(options.config.clone(), tunables, exports);
-        let inherited = options.takeover.as_ref().map_or("", Takeover::changes);
+        let changes = changes.with_configuration(options.process.config.clone(), tunables, exports);
+        let inherited = options.process.takeover.as_ref().map_or("", Takeover::changes);
         // The program has read it before.
         let changes = changes.with_inherited(
             ConfigFile::read_changes(inherited).unwrap_or_default(),
             (&options.access, &options.tls),
         );
-        let changes = match &options.loaded {
+        let changes = match &options.process.loaded {
             Some(loaded) => changes.with_loaded(loaded.clone()),
             None => changes,
         };
-        let (upgrade, reload) = (options.upgrade.clone(), options.reload.clone());
-        Self { log_level: options.log_level.clone(), upgrade, reload, changes, ..service }
+        let (upgrade, reload) = (options.process.upgrade.clone(), options.process.reload.clone());
+        Self { log_level: options.process.log_level.clone(), upgrade, reload, changes, ..service }
     }
 
     /// Sets the listeners that the server starts with.

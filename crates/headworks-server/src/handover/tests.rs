@@ -17,7 +17,7 @@ use headworks_nbd::wire::{Command, CommandFlags};
 use super::takeover::refused;
 use super::{Handover, Takeover, TakeoverSteps, UnmatchedClients};
 use crate::marker::Marker;
-use crate::options::{CacheFile, MissingImage};
+use crate::options::{CacheFile, MissingImage, ProcessContext};
 use crate::{Address, Assembly, ExportSpec, Leftovers, Server, ServerOptions};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -69,10 +69,13 @@ impl Place {
             engine: EngineChoice::Threads,
             buffers: 64 << 20,
             cache: 8 << 20,
-            cache_file,
-            leftovers,
-            takeover,
             live: true,
+            process: ProcessContext {
+                cache_file,
+                leftovers,
+                takeover,
+                ..ProcessContext::default()
+            },
             ..ServerOptions::default()
         };
         Server::start(assembly, &options, || ())

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::change_tests::{call, end, options, spec};
 use crate::assemble::Assembly;
 use crate::metrics::page::metrics_page;
-use crate::options::CacheFile;
+use crate::options::{CacheFile, ProcessContext};
 use crate::{Address, Server, ServerOptions};
 
 /// Turns a hang into a failure.
@@ -50,14 +50,11 @@ impl Bench {
         let hung = format!("hung={wrapper},cache={mode},of=file:path={path}");
         let specs = ["calm=mem:size=1M", &hung].map(spec);
         let file = std::fs::File::options().read(true).write(true).open(memory.path()).unwrap();
+        let cache_file = CacheFile { file: Arc::new(file), name: "memory".into(), required: true };
         let options = ServerOptions {
             listen: vec![Address::Unix { path: folder.join("socket"), mode: 0o600 }],
             cache: 16 << 20,
-            cache_file: Some(CacheFile {
-                file: Arc::new(file),
-                name: "memory".into(),
-                required: true,
-            }),
+            process: ProcessContext { cache_file: Some(cache_file), ..ProcessContext::default() },
             ..options(2)
         };
         let server = Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap();

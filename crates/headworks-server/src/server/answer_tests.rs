@@ -14,7 +14,8 @@ use crate::leftovers::Leftovers;
 use crate::options::MissingImage;
 use crate::reload_request::{ReloadHook, ReloadOutcome};
 use crate::{
-    AccessSpec, Address, ListenerKind, ListenerSpec, LogLevel, Server, ServerOptions, TenantName,
+    AccessSpec, Address, ListenerKind, ListenerSpec, LogLevel, ProcessContext, Server,
+    ServerOptions, TenantName,
 };
 use headworks_control::{Method, rpc};
 use headworks_images::NewOverlay;
@@ -115,8 +116,11 @@ fn server_options(folder: &Path) -> ServerOptions {
         access: AccessSpec { listeners, ..AccessSpec::default() },
         tenants: vec![tenant("acme,weight=400,bps-write=500M,ioprio-max=be:1"), tenant("globex")],
         cache: 16 << 20,
-        log_level: Some(LogLevel::new(|level| level.unwrap_or("info"))),
-        reload: Some(ReloadHook::new(move |request| request.answer(outcome.clone()))),
+        process: ProcessContext {
+            log_level: Some(LogLevel::new(|level| level.unwrap_or("info"))),
+            reload: Some(ReloadHook::new(move |request| request.answer(outcome.clone()))),
+            ..ProcessContext::default()
+        },
         ..options(2)
     }
 }

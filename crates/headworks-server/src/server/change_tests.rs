@@ -16,7 +16,7 @@ use crate::loaded::{ConfiguredTunables, LoadedConfiguration};
 use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
 use crate::options::MissingImage;
-use crate::{Server, ServerOptions};
+use crate::{ProcessContext, Server, ServerOptions};
 use headworks::EngineChoice;
 use headworks::testing::TempFile;
 
@@ -139,7 +139,7 @@ fn reload_after_upgrade_leaves_alone_what_ctl_had_changed() {
     let options = ServerOptions {
         tenants: vec![tenant("acme,weight=70,bps-read=1M,latency-target=20ms"), new],
         limits,
-        loaded: Some(loaded.clone()),
+        process: ProcessContext { loaded: Some(loaded.clone()), ..ProcessContext::default() },
         ..options(1)
     };
     let mut assembly = Assembly::new(&running).unwrap();

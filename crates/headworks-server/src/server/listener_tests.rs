@@ -10,7 +10,10 @@ use serde_json::json;
 use super::change_tests::{call, end, options, spec};
 use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
 use crate::control::AccessReport;
-use crate::{AccessSpec, Address, ListenerKind, ListenerSpec, Server, ServerOptions, TenantName};
+use crate::{
+    AccessSpec, Address, ClientLimits, ListenerKind, ListenerSpec, Server, ServerOptions,
+    TenantName,
+};
 use headworks_nbd::client::{Client, ClientOptions, OptionNegotiation, Uri};
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{TlsMode, TlsOptions};
@@ -76,7 +79,8 @@ fn server(texts: &[&str], shards: u16, access: AccessSpec) -> Server {
     let tenants = vec![tenant("acme"), tenant("globex")];
     // Longer than a test waits: what ends a handshake is not its time limit.
     let handshake_ns = 600_000_000_000;
-    let options = ServerOptions { access, tenants, handshake_ns, ..options(shards) };
+    let clients = ClientLimits { handshake_ns, ..ClientLimits::default() };
+    let options = ServerOptions { access, tenants, clients, ..options(shards) };
     let specs: Vec<ExportSpec> = texts.iter().map(|text| spec(text)).collect();
     Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap()
 }
