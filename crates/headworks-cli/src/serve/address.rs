@@ -9,14 +9,14 @@ use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, Origin};
 use headworks_server::{Address, InheritedAddress, SOCKET_PATH_MAX};
 
-use super::ServeArgs;
+use super::ListenArgs;
 use super::systemd::{InheritedSockets, unix_path};
 
 /// Names that are tried for a private directory.
 const ATTEMPTS: u32 = 100;
 
 /// The mode of unix sockets.
-pub(super) fn unix_mode(options: &ServeArgs) -> Result<u32, ConfigError> {
+pub(super) fn unix_mode(options: &ListenArgs) -> Result<u32, ConfigError> {
     let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
     mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
         let message = format!("`{}` is not an octal mode such as 660", options.unix_mode);
@@ -60,7 +60,7 @@ impl Drop for PrivateDirectory {
 }
 
 /// Note about an address that is given, and not used.
-pub(super) fn unused(config: &ConfigFile, options: &ServeArgs) -> Option<String> {
+pub(super) fn unused(config: &ConfigFile, options: &ListenArgs) -> Option<String> {
     let is_given = config
         .server
         .iter()
@@ -70,7 +70,7 @@ pub(super) fn unused(config: &ConfigFile, options: &ServeArgs) -> Option<String>
 
 /// The addresses at which every export is offered. Without any that is given there is a private one, unless the server `has_others`.
 pub(super) fn addresses(
-    options: &ServeArgs,
+    options: &ListenArgs,
     sockets: &InheritedSockets,
     mut private: Option<PrivateDirectory>,
     has_others: bool,
@@ -101,7 +101,7 @@ pub(super) fn addresses(
 }
 
 /// The addresses that options name at which every export is offered.
-pub(super) fn named_addresses(options: &ServeArgs) -> Vec<Address> {
+pub(super) fn named_addresses(options: &ListenArgs) -> Vec<Address> {
     let path = options.unix.iter().filter(|path| path.as_os_str() != "-").map(absolute);
     let unix = path.map(|path| Address::Unix { path, mode: 0o600 });
     let tcp = options.port.map(|port| Address::Tcp(SocketAddr::new(options.ip_addr, port)));

@@ -67,7 +67,7 @@ pub fn run(options: &CheckArgs) -> ExitCode {
     }
     let mut warnings = effective.overridden.clone();
     warnings.extend(limit_warnings(&specs, &server));
-    let listen = named_addresses(&effective.options);
+    let listen = named_addresses(&effective.options.listening);
     warnings.extend(listen::warnings(&specs, &ServerOptions { listen, ..server.clone() }));
     let access = server.access.clone();
     let memory = memory::check(&effective.config, &server);
@@ -200,7 +200,7 @@ fn start_errors(
     let mut errors = path_errors(config);
     errors.extend(refused.into_iter().map(|one| problem_of(config, specs, one)));
     if errors.is_empty() {
-        server.listen = named_addresses(options);
+        server.listen = named_addresses(&options.listening);
         let refused = Server::check(&assembly, &server).err();
         errors.extend(refused.map(|error| blame(config, &error)));
     }
@@ -253,14 +253,14 @@ fn summary(
         let users: Vec<&str> = users.map(|spec| spec.name.as_str()).collect();
         json!({ "name": device.name, "exports": users, "queue": queue(config, Some(&device.name)) })
     }).collect();
-    let has_own = options.port.is_some() || !access.listeners.is_empty();
+    let has_own = options.listening.port.is_some() || !access.listeners.is_empty();
     let private = (!has_own).then(|| PathBuf::from("-"));
     let listeners: Vec<Value> = access.listeners.iter().map(|spec| listener(spec, specs)).collect();
     json!({
-        "unix": options.unix.as_ref().or(private.as_ref()).map(|path| path_text(path)),
-        "port": options.port,
-        "ip_addr": options.port.map(|_| options.ip_addr.to_string()),
-        "control": options.control.as_ref().map(|path| path_text(path)),
+        "unix": options.listening.unix.as_ref().or(private.as_ref()).map(|path| path_text(path)),
+        "port": options.listening.port,
+        "ip_addr": options.listening.port.map(|_| options.listening.ip_addr.to_string()),
+        "control": options.listening.control.as_ref().map(|path| path_text(path)),
         "listeners": listeners,
         "cache_bytes": memory::cache_size(options.cache).0,
         "cache_auto": options.cache == CacheSize::Auto,

@@ -120,7 +120,7 @@ pub fn resolve(
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
     let tenants = tenants(&options.tenant)?;
-    let listeners = listeners(&options.listen, &options.vhost_user)?;
+    let listeners = listeners(&options.listening.listen, &options.listening.vhost_user)?;
     let config =
         file.merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() }).merged(
             ConfigFile { server, queue, vm, tenants, listeners, exports, ..ConfigFile::default() },

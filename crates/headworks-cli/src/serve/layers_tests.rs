@@ -145,7 +145,10 @@ fn exports_of_command_line_extend_or_replace_those_of_file() {
     folder.write("a.d/10.toml", "[[export]]\nname = 'a'\nmem.size = 10\n[server]\nport = 10");
     folder.write("a.d/30.conf", "no TOML at all");
     assert_eq!(names(""), "a=20 b=2");
-    assert_eq!(resolved(&format!("-c {}", folder.file()), &[]).unwrap().options.port, Some(20));
+    assert_eq!(
+        resolved(&format!("-c {}", folder.file()), &[]).unwrap().options.listening.port,
+        Some(20)
+    );
 }
 
 #[test]

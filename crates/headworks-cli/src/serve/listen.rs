@@ -10,7 +10,7 @@ use headworks_server::{
     access_warnings,
 };
 
-use super::ServeArgs;
+use super::ListenArgs;
 use super::address::{absolute, unix_mode, uri};
 use super::announced_export::shown_export;
 use super::layers::blame;
@@ -20,7 +20,7 @@ use crate::shown::Lines;
 
 /// The listeners and lists of certificates of a configuration, with the server's values where they have none.
 pub(super) fn plan_access(
-    options: &ServeArgs,
+    options: &ListenArgs,
     config: &ConfigFile,
 ) -> Result<AccessSpec, Problems> {
     let one = |error: ConfigError| Problems(vec![blame(config, &error)]);

@@ -68,7 +68,7 @@ use user::User;
 pub use user::owner_by_numbers;
 
 pub use layers::{EffectiveOptions, OptionError, switches};
-pub use options::ServeArgs;
+pub use options::{ListenArgs, ServeArgs};
 pub use peer_words::option_answer;
 pub use plan::plan;
 pub use source::OptionSources;
@@ -121,7 +121,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     }
     let user = user(&effective.options)
         .map_err(|error| OptionError::Invalid(Problems(vec![blame(&effective.config, &error)])))?;
-    let has_control = effective.options.control.is_some() || state.sockets.control.is_some();
+    let has_control =
+        effective.options.listening.control.is_some() || state.sockets.control.is_some();
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
     let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
@@ -247,7 +248,8 @@ fn start(
     server_options.process.leftovers = store.leftovers.clone();
     let of_predecessor = state.private.take().map(PrivateDirectory::of_predecessor);
     let has_sections = !server_options.access.listeners.is_empty();
-    let (listen, mut private) = addresses(options, &sockets, of_predecessor, has_sections)?;
+    let (listen, mut private) =
+        addresses(&options.listening, &sockets, of_predecessor, has_sections)?;
     let (unix, tcp) = socket_addresses(&listen);
     server_options.listen = listen;
     if let Some(given) = &sockets.control {
@@ -269,7 +271,7 @@ fn start(
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
     notes.extend(listen::exposed(&server_options));
-    notes.extend(address::unused(&effective.config, options));
+    notes.extend(address::unused(&effective.config, &options.listening));
     for warning in listen::warnings(&specs, &server_options) {
         tracing::warn!("{warning}");
         notes.push(warning);
@@ -310,7 +312,8 @@ fn start(
     let has_default = !server_options.listen.is_empty();
     let further = address::further(&server_options.listen, &server.ports());
     for export in &mut exports {
-        let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
+        let uri =
+            uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.listening.ip_addr), port);
         export.uri = tls::encrypted(uri, &server_options.tls);
         if !has_default {
             let mut offered = listeners.iter().flat_map(|listener| &listener.exports);

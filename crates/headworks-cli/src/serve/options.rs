@@ -94,6 +94,71 @@ pub struct ServeArgs {
     /// Print the effective configuration with the origin of each value, and exit
     #[arg(long)]
     pub(super) dump_config: bool,
+    #[command(flatten)]
+    pub(super) listening: ListenArgs,
+    /// Refuse all writes
+    #[arg(short, long)]
+    pub(super) read_only: bool,
+    /// Refuse to start when an image is missing, instead of serving the other exports
+    #[arg(long)]
+    pub(super) strict: bool,
+    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2,dirty=64M,cache-min=256M; exports name it with
+    /// tenant=acme
+    #[arg(long, value_name = "NAME[,KEY=VALUE...]")]
+    pub(super) tenant: Vec<String>,
+    /// Size of devices without one; creates missing image files
+    #[arg(long, value_parser = size)]
+    pub(super) size: Option<u64>,
+    #[command(flatten)]
+    pub(super) threads: ThreadArgs,
+    /// Serve while this shell command runs and exit with its status; it gets $uri, $unixsocket, $port, $nbd and
+    /// $control. Standard output is the command's: the start message goes to standard error
+    #[arg(long, value_name = "CMD")]
+    pub(super) run: Option<String>,
+    /// Write the process id to this file once clients can connect
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pub(super) pid_file: Option<PathBuf>,
+    /// Change to this user (name or id) after everything is open and before clients are served
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub(super) user: Option<String>,
+    /// Enable the seccomp filter: refuse system calls that a server never needs, such as exec, mount and ptrace
+    #[arg(long, value_enum, default_value = "on", value_name = "ON|OFF")]
+    pub(super) sandbox: Sandbox,
+    /// Record all inputs of the I/O path for `headworks lab replay`
+    #[arg(long, value_name = "FILE")]
+    pub(super) record: Option<PathBuf>,
+    /// Size of the page cache, all shards together: auto uses free memory up to half of all and gives it back when others need
+    /// it; a size is a fixed limit; 0 disables the cache
+    #[arg(long, value_parser = CacheSize::parse, default_value = "auto", value_name = "auto|SIZE")]
+    pub(super) cache: CacheSize,
+    /// Memory of the cache that outlives the server, so that a kill loses nothing: a path on tmpfs or hugetlbfs, auto (the service
+    /// manager's descriptor store, the runtime directory, or a directory of this user in /run or /dev/shm), store or off
+    #[arg(long, value_name = "PATH|auto|store|off", default_value = "auto")]
+    pub(super) cache_file: String,
+    /// Memory for request data, per shard
+    #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
+    pub(super) buffers: u64,
+    #[command(flatten)]
+    pub(super) clients: ClientArgs,
+    /// Time limit for writing dirty data at a shutdown; 0: unlimited
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
+    pub(super) stop_timeout: u64,
+    /// Print the start message as one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Log target: standard error (or the journal behind it), syslog or none
+    #[arg(long, value_enum, default_value = "stderr", value_name = "WHERE")]
+    pub(super) log: LogTo,
+    /// Log more: once for connections, twice for everything
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
+    #[command(flatten)]
+    pub(super) queue: QueueArgs,
+}
+
+/// Where clients, operators and monitors connect, and how they are encrypted.
+#[derive(Args, Debug)]
+pub struct ListenArgs {
     /// Listen on this unix socket; `-` creates a private one
     #[arg(short = 'U', long, value_name = "PATH")]
     pub(super) unix: Option<PathBuf>,
@@ -129,19 +194,11 @@ pub struct ServeArgs {
     /// Serve the status page for browsers (GET /) and Prometheus metrics (GET /metrics) at this address; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     pub(super) metrics: Option<SocketAddr>,
-    /// Refuse all writes
-    #[arg(short, long)]
-    pub(super) read_only: bool,
-    /// Refuse to start when an image is missing, instead of serving the other exports
-    #[arg(long)]
-    pub(super) strict: bool,
-    /// A tenant with its share of every device: acme,weight=400,ioprio-max=be:2,dirty=64M,cache-min=256M; exports name it with
-    /// tenant=acme
-    #[arg(long, value_name = "NAME[,KEY=VALUE...]")]
-    pub(super) tenant: Vec<String>,
-    /// Size of devices without one; creates missing image files
-    #[arg(long, value_parser = size)]
-    pub(super) size: Option<u64>,
+}
+
+/// The threads that serve, and how they wait.
+#[derive(Args, Debug)]
+pub struct ThreadArgs {
     /// I/O engine: auto, uring or threads
     #[arg(long, default_value = "auto", value_name = "ENGINE", value_parser = ENGINES, hide_possible_values = true)]
     pub(super) engine: String,
@@ -157,33 +214,11 @@ pub struct ServeArgs {
     /// CPUs of the shards, in order: 0,1
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(super) cpus: Vec<usize>,
-    /// Serve while this shell command runs and exit with its status; it gets $uri, $unixsocket, $port, $nbd and
-    /// $control. Standard output is the command's: the start message goes to standard error
-    #[arg(long, value_name = "CMD")]
-    pub(super) run: Option<String>,
-    /// Write the process id to this file once clients can connect
-    #[arg(short = 'P', long, value_name = "FILE")]
-    pub(super) pid_file: Option<PathBuf>,
-    /// Change to this user (name or id) after everything is open and before clients are served
-    #[arg(short, long, value_name = "USER[:GROUP]")]
-    pub(super) user: Option<String>,
-    /// Enable the seccomp filter: refuse system calls that a server never needs, such as exec, mount and ptrace
-    #[arg(long, value_enum, default_value = "on", value_name = "ON|OFF")]
-    pub(super) sandbox: Sandbox,
-    /// Record all inputs of the I/O path for `headworks lab replay`
-    #[arg(long, value_name = "FILE")]
-    pub(super) record: Option<PathBuf>,
-    /// Size of the page cache, all shards together: auto uses free memory up to half of all and gives it back when others need
-    /// it; a size is a fixed limit; 0 disables the cache
-    #[arg(long, value_parser = CacheSize::parse, default_value = "auto", value_name = "auto|SIZE")]
-    pub(super) cache: CacheSize,
-    /// Memory of the cache that outlives the server, so that a kill loses nothing: a path on tmpfs or hugetlbfs, auto (the service
-    /// manager's descriptor store, the runtime directory, or a directory of this user in /run or /dev/shm), store or off
-    #[arg(long, value_name = "PATH|auto|store|off", default_value = "auto")]
-    pub(super) cache_file: String,
-    /// Memory for request data, per shard
-    #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
-    pub(super) buffers: u64,
+}
+
+/// What clients may take.
+#[derive(Args, Debug)]
+pub struct ClientArgs {
     /// Maximum number of clients, per shard
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub(super) connections: usize,
@@ -200,20 +235,6 @@ pub struct ServeArgs {
     /// Close a connection whose payload or reply makes no progress for this long
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
     pub(super) stall_timeout: u64,
-    /// Time limit for writing dirty data at a shutdown; 0: unlimited
-    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
-    pub(super) stop_timeout: u64,
-    /// Print the start message as one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
-    /// Log target: standard error (or the journal behind it), syslog or none
-    #[arg(long, value_enum, default_value = "stderr", value_name = "WHERE")]
-    pub(super) log: LogTo,
-    /// Log more: once for connections, twice for everything
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    pub(super) verbose: u8,
-    #[command(flatten)]
-    pub(super) queue: QueueArgs,
 }
 
 /// State of the seccomp filter.

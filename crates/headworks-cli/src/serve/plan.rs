@@ -23,7 +23,7 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     // All of them before any is reported.
     let specs = config.plan(options.size, options.read_only);
     let server = server_options(options, config).map_err(one);
-    let (tenants, access) = (config.plan_tenants(), plan_access(options, config));
+    let (tenants, access) = (config.plan_tenants(), plan_access(&options.listening, config));
     let wrong = [
         specs.as_ref().err(),
         server.as_ref().err(),
@@ -34,7 +34,7 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     Problems(wrong).or(())?;
     let (specs, mut server) = (specs?, server?);
     (server.tenants, server.access) = (tenants?, access?);
-    let own = named_addresses(options);
+    let own = named_addresses(&options.listening);
     let twin = server
         .access
         .listeners
@@ -51,7 +51,7 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
         return Err(one(Problem::new(origin, message)));
     }
     let blamed = |error| one(blame(config, &error));
-    server.tls = tls_options(options, uses_tls(&server.access)).map_err(blamed)?;
+    server.tls = tls_options(&options.listening, uses_tls(&server.access)).map_err(blamed)?;
     if specs.is_empty() {
         let message = "nothing to serve; name an image, or a configuration file with an [[export]] (--config)";
         return Err(one(Problem::new(&Origin::CommandLine, message)));
@@ -70,22 +70,22 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
 
 fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOptions, Problem> {
     let blamed = |error| blame(config, &error);
-    unix_mode(options).map_err(blamed)?;
+    unix_mode(&options.listening).map_err(blamed)?;
     let (cache, auto_cache) = memory::cache_size(options.cache);
     let server = ServerOptions {
-        control: options.control.as_ref().map(absolute),
-        metrics: options.metrics,
-        shards: options.shards,
-        spread: options.spread,
-        cpus: options.cpus.clone(),
-        engine: options.engine.parse().map_err(blamed)?,
-        poll_ns: options.poll_us.saturating_mul(1000),
+        control: options.listening.control.as_ref().map(absolute),
+        metrics: options.listening.metrics,
+        shards: options.threads.shards,
+        spread: options.threads.spread,
+        cpus: options.threads.cpus.clone(),
+        engine: options.threads.engine.parse().map_err(blamed)?,
+        poll_ns: options.threads.poll_us.saturating_mul(1000),
         buffers: options.buffers as usize,
         clients: ClientLimits {
-            connections: options.connections,
-            requests: options.requests,
-            handshake_ns: options.handshake_timeout,
-            stall_ns: options.stall_timeout,
+            connections: options.clients.connections,
+            requests: options.clients.requests,
+            handshake_ns: options.clients.handshake_timeout,
+            stall_ns: options.clients.stall_timeout,
         },
         record: options.record.clone(),
         cache,
@@ -94,7 +94,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
         // The control socket and a reload can change the exports.
-        live: options.control.is_some() || options.config.is_some(),
+        live: options.listening.control.is_some() || options.config.is_some(),
         missing: match options.strict {
             true => MissingImage::Refuse,
             false => MissingImage::Absent,
@@ -109,7 +109,7 @@ fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOpti
 /// The words of `--limit` that count: those of the merged sources, which may have changes of a replaced process.
 fn limit_words<'a>(options: &'a ServeArgs, config: &'a ConfigFile) -> &'a [String] {
     let setting = config.server.iter().find(|setting| setting.name == "limit");
-    setting.map_or(&options.limit, |setting| setting.value.words())
+    setting.map_or(&options.clients.limit, |setting| setting.value.words())
 }
 
 /// Limits of the whole server.

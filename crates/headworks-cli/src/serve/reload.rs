@@ -139,7 +139,7 @@ impl Loader {
             Ok(planned) => planned,
             Err(problems) => return told.refuse(&problems.to_string()),
         };
-        options.listen = named_addresses(&effective.options);
+        options.listen = named_addresses(&effective.options.listening);
         let warnings = listen::warnings(&specs, &options);
         // First, so that nothing is shown meanwhile that neither configuration shows.
         if let Err(why) = server.narrow_access(&options.access) {

@@ -6,12 +6,12 @@ use std::path::Path;
 use headworks_core::ConfigError;
 use headworks_nbd::tls::{TlsMode, TlsOptions, files};
 
-use super::ServeArgs;
+use super::ListenArgs;
 use super::address::{absolute, encode};
 
 /// Derives the TLS mode of the server; `is_used` by listeners, its certificates may be given without TLS of its own. Files are opened
 /// when the server starts.
-pub(super) fn tls_options(options: &ServeArgs, is_used: bool) -> Result<TlsOptions, ConfigError> {
+pub(super) fn tls_options(options: &ListenArgs, is_used: bool) -> Result<TlsOptions, ConfigError> {
     let mode: TlsMode = options.tls.parse()?;
     let certificates = options.tls_certificates.as_ref().map(absolute);
     let without = |option, what| {
