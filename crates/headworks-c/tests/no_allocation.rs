@@ -1,35 +1,13 @@
 //! An I/O allocates nothing: neither with a slot, nor with pieces, nor when no slot is free.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../headworks-core/tests/support/counting.rs"]
+mod counting;
+
 use std::ptr::null_mut;
 
+use counting::ALLOCATIONS;
 use headworks_c::*;
 use libc::iovec;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call is passed on to the system's allocator; the count is a thread's own and needs no allocation.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // It fails once the thread-local is destroyed; such allocations are not counted.
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// All slots of the queue in flight, then one too many.
 ///

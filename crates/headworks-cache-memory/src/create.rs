@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use super::layout::{
 };
 use super::left::LeftCache;
 use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
-use headworks::house::{HUGE, Mapping, PAGE, display_size};
+use headworks::house::{HUGE, Mapping, PAGE, display_size, memory_file};
 
 /// The memory that a shard needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,7 +137,7 @@ impl CacheMemory {
     /// # Errors
     /// The kernel has no descriptor or address space for it.
     pub fn in_memfd(rows: usize, geometry: Vec<ShardGeometry>) -> io::Result<Self> {
-        Self::new(memfd()?, rows, geometry, 0)
+        Self::new(memory_file(c"headworks-cache")?, rows, geometry, 0)
     }
 
     /// Makes the empty `file` the memory of `geometry`, with room for the images of `rows` volumes. Pages are allocated when they
@@ -169,7 +169,7 @@ impl CacheMemory {
     ) -> io::Result<Self> {
         check_space(&*filesystem, rows, &geometry, least)?;
         let space = Space::on(filesystem, least > 0)?;
-        Self::with_space(memfd()?, rows, geometry, space)
+        Self::with_space(memory_file(c"headworks-cache")?, rows, geometry, space)
     }
 
     fn with_space(
@@ -432,16 +432,6 @@ impl CacheMemory {
             }
         }
         frames * PAGE as u64
-    }
-}
-
-fn memfd() -> io::Result<File> {
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(c"headworks-cache".as_ptr(), libc::MFD_CLOEXEC) };
-    match fd {
-        ..0 => Err(io::Error::last_os_error()),
-        // SAFETY: it is new, and ours alone.
-        fd => Ok(unsafe { File::from_raw_fd(fd) }),
     }
 }
 

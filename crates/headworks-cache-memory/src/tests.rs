@@ -1,7 +1,7 @@
 //! A process that dies is a value that is dropped without a word: the file keeps what was stored.
 
 use std::fs::File;
-use std::os::fd::{AsFd, FromRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use headworks_core::{DirtyEntry, VolumeId};
 
 use super::layout::{head, word};
 use super::*;
-use headworks::house::{ChangeLog, Mapping};
+use headworks::house::{ChangeLog, Mapping, memory_file};
 use headworks::testing::{TempFile, memory_directory};
 use headworks::{FileOptions, OpenFile};
 
@@ -18,8 +18,7 @@ const BLOCK: usize = 4096;
 const UNITS: u32 = 64;
 
 fn memfd() -> File {
-    // SAFETY: makes a new descriptor, which is ours alone.
-    unsafe { File::from_raw_fd(libc::memfd_create(c"cache".as_ptr(), libc::MFD_CLOEXEC)) }
+    memory_file(c"cache").unwrap()
 }
 
 /// A running process with one volume, and an image of it.

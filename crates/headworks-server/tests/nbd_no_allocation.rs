@@ -1,35 +1,12 @@
 //! The transmission phase allocates nothing: a counting allocator watches parser and replies.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../headworks-core/tests/support/counting.rs"]
+mod counting;
 
+use counting::ALLOCATIONS;
 use headworks_nbd::reply::REPLY_BYTES_MAX;
 use headworks_nbd::wire::RequestHeader;
 use headworks_nbd::{NbdError, Negotiated, Parsed, Replies, RequestParser, TransmissionFlags};
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // `try_with` fails once the thread-local is destroyed; such allocations are not counted.
-        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps alloc's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps dealloc's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn requests_and_replies_allocate_nothing() {
@@ -48,7 +25,7 @@ fn requests_and_replies_allocate_nothing() {
         }
     }
     let mut out = Vec::with_capacity(2 * stream.len() / 28 * REPLY_BYTES_MAX);
-    let before = COUNT.get();
+    let before = ALLOCATIONS.get();
     let mut answered = 0;
     for piece in [13, usize::MAX] {
         let offered = TransmissionFlags(0xfff & !2);
@@ -83,6 +60,6 @@ fn requests_and_replies_allocate_nothing() {
             }
         }
     }
-    assert_eq!(COUNT.get() - before, 0);
+    assert_eq!(ALLOCATIONS.get() - before, 0);
     assert_eq!(answered, 2 * stream.len() / 28);
 }

@@ -1,41 +1,19 @@
 //! A turn of a device allocates nothing once its vectors have grown: neither for a request, nor for an answer, nor for the in-flight region.
 #![cfg(not(loom))]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../headworks-core/tests/support/counting.rs"]
+mod counting;
+
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use counting::ALLOCATIONS;
 use headworks_vhost::driver::{Driver, DriverOptions, Waiting};
 use headworks_vhost::{
     Channel, Device, Disk, Notifier, Offer, Outcome, Received, RequestOp, Session, Step,
 };
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: every call is passed on to the system's allocator; the count is a thread's own and needs no allocation.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // It fails once the thread-local is destroyed; such allocations are not counted.
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Carries out the messages of a driver that connects on another thread.
 fn connected(options: DriverOptions) -> (Driver, Device) {
@@ -96,7 +74,7 @@ fn turns_allocate_nothing() {
                 }
                 queue.submit();
             }
-            let before = ALLOCATIONS.with(Cell::get);
+            let before = ALLOCATIONS.get();
             while device.take(64, &mut requests) > 0 {
                 for request in requests.drain(..).rev() {
                     device.pieces(request.ticket, 0, request.len, |span| assert!(!span.is_empty()));
@@ -108,7 +86,7 @@ fn turns_allocate_nothing() {
             assert!(device.next_answer().is_none());
             // The first turn grows the vector of requests.
             if turn > 0 {
-                counted += ALLOCATIONS.with(Cell::get) - before;
+                counted += ALLOCATIONS.get() - before;
             }
             for queue in driver.queues() {
                 queue.reap(|answer| {

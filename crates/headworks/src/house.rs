@@ -8,6 +8,7 @@ pub use crate::device::{
 #[cfg(loom)]
 pub use crate::engine::waker::WakeFlag;
 pub use crate::executor::{ChangeLog, fetch_ahead};
+pub use crate::memory::memory_file;
 pub use crate::memory::{Buffer, HUGE, Mapping, PAGE, Pool, Populator, copying, page_size};
 #[cfg(loom)]
 pub use crate::owner_call::OwnerCall;

@@ -18,14 +18,15 @@ mod place;
 #[cfg(test)]
 mod starts;
 
-use std::ffi::{CStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use headworks::house::memory_file;
 use headworks::house::safe_open::open_own;
 use headworks_core::ConfigError;
 use headworks_server::{CacheFile, Leftovers};
@@ -356,14 +357,7 @@ fn descriptor_name() -> String {
 
 /// Makes a memfd and has the service manager keep it.
 fn store_memfd() -> io::Result<OwnFile> {
-    const TITLE: &CStr = c"headworks-cache";
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(TITLE.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: it is new, and ours alone.
-    let file = unsafe { File::from_raw_fd(fd) };
+    let file = memory_file(c"headworks-cache")?;
     let name = descriptor_name();
     let state = [NotifyState::FdStore, NotifyState::FdName(&name)];
     sd_notify::notify_with_fds(&state, &[file.as_fd()])?;

@@ -91,14 +91,17 @@ fn command_line_overrides_environment_overrides_file() {
         assert_eq!(setting_of(&effective, name), (value.to_owned(), origin), "{name}");
     }
     let o = &effective.options;
-    assert_eq!((o.port, o.cache, o.verbose, o.shards), (Some(1), CacheSize::Bytes(2 << 20), 2, 3));
-    assert_eq!((&o.cpus[..], o.spread, o.read_only), (&[4][..], false, false));
-    assert_eq!(o.unix.as_deref(), Some(Path::new("/c")));
+    assert_eq!(
+        (o.listening.port, o.cache, o.verbose, o.threads.shards),
+        (Some(1), CacheSize::Bytes(2 << 20), 2, 3)
+    );
+    assert_eq!((&o.threads.cpus[..], o.threads.spread, o.read_only), (&[4][..], false, false));
+    assert_eq!(o.listening.unix.as_deref(), Some(Path::new("/c")));
     // Options set only in the file keep its value, lists and switches too.
     let effective = resolved("mem:size=1M", &[("HEADWORKS_CONFIG", &folder.file())]).unwrap();
     let o = &effective.options;
     assert_eq!(
-        (&o.cpus[..], o.spread, o.verbose, o.cache),
+        (&o.threads.cpus[..], o.threads.spread, o.verbose, o.cache),
         (&[0, 1][..], true, 1, CacheSize::Bytes(1 << 20))
     );
     assert_eq!(setting_of(&effective, "cpus"), ("0 1".to_owned(), "file"));

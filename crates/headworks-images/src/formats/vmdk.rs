@@ -6,7 +6,8 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::FromRawFd as _;
+
+use headworks::house::memory_file;
 
 use crate::formats::header::Refusal;
 
@@ -24,7 +25,7 @@ pub(crate) fn readable_copy(descriptor: &File) -> Result<File, Refusal> {
         return Err("is no VMDK descriptor: it has more than 2 MiB".to_owned());
     }
     let text = plain(&bytes)?;
-    let mut copy = memory_file().map_err(unreadable)?;
+    let mut copy = memory_file(c"headworks-vmdk").map_err(unreadable)?;
     copy.write_all(text.as_bytes()).map_err(unreadable)?;
     Ok(copy)
 }
@@ -101,16 +102,6 @@ fn extent(line: &str) -> Result<String, Refusal> {
             "has an extent of the type {kind}, and FLAT, VMFS and ZERO are read; {COPY}"
         )),
         None => Err("has an extent without a type".to_owned()),
-    }
-}
-
-/// A file that nothing names.
-fn memory_file() -> io::Result<File> {
-    // SAFETY: makes a new descriptor.
-    match unsafe { libc::memfd_create(c"headworks-vmdk".as_ptr(), libc::MFD_CLOEXEC) } {
-        ..0 => Err(io::Error::last_os_error()),
-        // SAFETY: it is new, and ours alone.
-        fd => Ok(unsafe { File::from_raw_fd(fd) }),
     }
 }
 

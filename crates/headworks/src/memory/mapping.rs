@@ -7,9 +7,10 @@
 //! file's filesystem, 2 MiB or more on hugetlbfs, and MAP_FIXED replaces whatever lies there. So the room is reserved, mapped
 //! and unmapped in whole pages of that size ([`page_size`]), and `mapped` is what the kernel has mapped: at least `len`.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
 use super::Span;
@@ -223,9 +224,7 @@ impl Mapping {
             unsafe { start.write_bytes(0, len) };
         }
     }
-}
 
-impl Mapping {
     /// Whether the pages come from the operator's reserve of huge pages. One that is given back can be taken by others, and the next
     /// touch would raise SIGBUS; so they are kept.
     fn is_reserved(&self) -> bool {
@@ -256,10 +255,17 @@ pub fn page_size(file: &File) -> io::Result<usize> {
     Ok(size.filter(|size| is_huge && *size >= PAGE).unwrap_or(PAGE))
 }
 
+/// A file in memory that no path names; `name` is for people who look at the process.
+pub fn memory_file(name: &CStr) -> io::Result<File> {
+    // SAFETY: the name is terminated.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: the descriptor is new, and the caller's alone.
+    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) }).ok_or_else(io::Error::last_os_error)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::FromRawFd;
 
     #[test]
     fn grown_mapping_keeps_bytes_and_new_bytes_are_zero() {
@@ -354,9 +360,7 @@ mod tests {
     fn lengths_are_mapped_in_whole_pages() {
         let mapping = Mapping::new(5).unwrap();
         assert_eq!((mapping.len(), mapping.mapped, mapping.page), (5, PAGE, PAGE));
-        // SAFETY: makes a new descriptor, which is ours alone.
-        let file =
-            unsafe { File::from_raw_fd(libc::memfd_create(c"pages".as_ptr(), libc::MFD_CLOEXEC)) };
+        let file = memory_file(c"pages").unwrap();
         file.set_len(3 * PAGE as u64).unwrap();
         let mapping = Mapping::shared(&file, PAGE, PAGE + 1).unwrap();
         assert_eq!((mapping.len(), mapping.mapped, mapping.page), (PAGE + 1, 2 * PAGE, PAGE));

@@ -14,7 +14,7 @@ mod span;
 pub use copy::testing as copying;
 pub use copy::{Copier, STREAM, fetch};
 pub use huge::HUGE;
-pub use mapping::{Mapping, PAGE, page_size};
+pub use mapping::{Mapping, PAGE, memory_file, page_size};
 pub use pool::{Buffer, Pool};
 pub use populate::Populator;
 pub use span::Span;

@@ -16,10 +16,11 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
+use headworks::house::memory_file;
 use headworks_server::Handover;
 
 use super::packet::{DESCRIPTORS_MAX, Packet, PacketError, PacketSocket};
@@ -230,13 +231,7 @@ fn check_bounds(length: u64, count: usize) -> Result<(), PacketError> {
 
 /// Anonymous memory with these bytes.
 pub(super) fn memory_with(bytes: &[u8]) -> io::Result<File> {
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(c"headworks-upgrade".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: it is new, and belongs to this function.
-    let mut file = unsafe { File::from_raw_fd(fd) };
+    let mut file = memory_file(c"headworks-upgrade")?;
     file.write_all(bytes)?;
     Ok(file)
 }

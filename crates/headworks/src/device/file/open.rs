@@ -16,7 +16,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -29,6 +29,7 @@ use super::handles::{ImageWriter, SizeWatch, size_of_file};
 use super::identity::Identity;
 use super::lock::{Lock, is_taken, lock_handed_over, lock_patiently};
 use super::probe;
+use crate::memory::memory_file;
 use crate::safe_open::open_image;
 use crate::size::display_size;
 
@@ -418,17 +419,9 @@ fn open_or_imagine(path: &Path, options: &FileOptions) -> Result<(File, bool), C
     let mut nameless = File::options();
     nameless.read(true).write(true).mode(0o600);
     // A filesystem that has no files without names: its answer to the size is not known.
-    let file = nameless.custom_flags(libc::O_TMPFILE).open(folder).or_else(|_| file_in_memory());
+    let file =
+        nameless.custom_flags(libc::O_TMPFILE).open(folder).or_else(|_| memory_file(c"image"));
     file.map(|file| (file, true)).map_err(io)
-}
-
-fn file_in_memory() -> io::Result<File> {
-    // SAFETY: the name is terminated.
-    match unsafe { libc::memfd_create(c"image".as_ptr(), libc::MFD_CLOEXEC) } {
-        fd if fd < 0 => Err(io::Error::last_os_error()),
-        // SAFETY: the descriptor is new and ours.
-        fd => Ok(unsafe { File::from_raw_fd(fd) }),
-    }
 }
 
 /// Whether the effective user may access a path in this way.
@@ -571,7 +564,7 @@ mod tests {
 
     #[test]
     fn inspection_where_files_have_names_has_a_file_in_memory() {
-        let file = file_in_memory().unwrap();
+        let file = memory_file(c"image").unwrap();
         file.set_len(1 << 30).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
