@@ -14,6 +14,7 @@ use super::control::service::ControlService;
 use super::control::{AccessReport, ReloadReport, RetuneReport, TenantReport};
 use super::listener_set::ListenerSet;
 use super::loaded::ConfiguredTunables;
+use crate::control::changes;
 
 /// Reloads certificates, listeners and exports of a running server, from any thread.
 #[derive(Clone)]
@@ -41,37 +42,37 @@ impl Reloader {
     /// # Errors
     /// The server stops.
     pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
-        self.service.changes().narrow_access(wanted)
+        changes::narrow_access(self.service.changes(), wanted)
     }
 
     /// Adds and removes listeners, and puts what `wanted` says about access in force; call it when tenants and exports have
     /// changed.
     #[must_use]
     pub fn access(&self, wanted: &AccessSpec) -> AccessReport {
-        self.service.changes().load_access(wanted)
+        changes::load_access(self.service.changes(), wanted)
     }
 
     /// Goes back to the access of before [`Reloader::narrow_access`].
     pub fn keep_access(&self) {
-        self.service.changes().keep_access();
+        changes::keep_access(self.service.changes());
     }
 
     /// Sets the tunables that differ between the configuration that was loaded last and `wanted`, as `ctl set` would.
     #[must_use]
     pub fn retune(&self, wanted: ConfiguredTunables) -> RetuneReport {
-        self.service.changes().retune(wanted)
+        changes::retune(self.service.changes(), wanted)
     }
 
     /// Adds the tenants of a configuration and sets what it says anew; call it before [`Reloader::reconcile`].
     #[must_use]
     pub fn tenants(&self, wanted: &[TenantSpec]) -> TenantReport {
-        self.service.changes().load_tenants(wanted)
+        changes::load_tenants(self.service.changes(), wanted)
     }
 
     /// Removes the tenants that the configuration has no more; call it after [`Reloader::reconcile`].
     #[must_use]
     pub fn forget_tenants(&self) -> TenantReport {
-        self.service.changes().forget_tenants()
+        changes::forget_tenants(self.service.changes())
     }
 
     /// Makes the exports match `wanted`, by name: removes exports that are missing (except those with clients), adds
@@ -80,6 +81,6 @@ impl Reloader {
     /// # Errors
     /// `wanted` is invalid; nothing was changed.
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
-        self.service.changes().reconcile(wanted)
+        changes::reconcile(self.service.changes(), wanted)
     }
 }

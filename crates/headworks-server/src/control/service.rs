@@ -1,6 +1,6 @@
 //! The methods of the control socket: checks their parameters and passes them to their owner.
 //!
-//! `Queries` reads, `Settings` changes values, `LiveChanges` adds, removes and resizes exports.
+//! `Queries` reads, `Settings` changes values, `changes` adds, removes and resizes exports.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, Op, ShardConfig, VolumeId};
 
-use super::changes::{LiveChanges, RemovalWay, live_listeners};
+use super::changes::{self, LiveChanges, RemovalWay, live_listeners};
 use super::exports::{Export, Exports};
 use super::inventory::Inventory;
 use super::queries::Queries;
@@ -271,40 +271,44 @@ impl ControlService {
                 carry_out(params, |_: methods::Connections| queries.connections())
             }
             Method::Listeners => carry_out(params, |_: methods::Listeners| {
-                Ok(changes.listeners(&queries.clients_by_listener()?))
+                Ok(changes::listeners(changes, &queries.clients_by_listener()?))
             }),
             Method::Exports => carry_out(params, |_: methods::Exports| {
                 let in_flight = queries.in_flight(&queries.tree().current())?;
-                changes.exports(&queries.node_counts()?, &in_flight)
+                changes::exports(changes, &queries.node_counts()?, &in_flight)
             }),
             Method::Tenants => carry_out(params, |_: methods::Tenants| {
-                changes.tenants(&queries.latencies()?, &queries.node_counts()?)
+                changes::tenants(changes, &queries.latencies()?, &queries.node_counts()?)
             }),
             Method::AddTenant => carry_out(params, |asked: methods::AddTenant| {
-                changes.add_tenant_by_words(&asked.tenant)
+                changes::add_tenant_by_words(changes, &asked.tenant)
             }),
             Method::RemoveTenant => carry_out(params, |asked: methods::RemoveTenant| {
-                changes.remove_tenant(&asked.tenant)
+                changes::remove_tenant(changes, &asked.tenant)
             }),
             Method::AddListener => carry_out(params, |asked| live_listeners::add(changes, &asked)),
             Method::RemoveListener => carry_out(params, |asked: methods::RemoveListener| {
                 live_listeners::remove(changes, &asked.listener)
             }),
-            Method::Add => carry_out(params, |asked| changes.add_by_words(&asked)),
+            Method::Add => carry_out(params, |asked| changes::add_by_words(changes, &asked)),
             Method::Remove => carry_out(params, |asked: methods::Remove| {
-                changes.remove(&asked.export, RemovalWay::asked(&asked))
+                changes::remove(changes, &asked.export, RemovalWay::asked(&asked))
             }),
-            Method::Resize => carry_out(params, |asked| changes.resize_by_words(&asked)),
-            Method::Drain => carry_out(params, |asked| changes.drain(&asked)),
-            Method::Freeze => carry_out(params, |asked| changes.freeze(&asked)),
-            Method::Thaw => carry_out(params, |asked: methods::Thaw| changes.thaw(&asked.exports)),
-            Method::Snapshot => carry_out(params, |asked| changes.snapshot(&asked)),
-            Method::Cut => carry_out(params, |asked: methods::Cut| changes.cut(&asked.export)),
+            Method::Resize => carry_out(params, |asked| changes::resize_by_words(changes, &asked)),
+            Method::Drain => carry_out(params, |asked| changes::drain(changes, &asked)),
+            Method::Freeze => carry_out(params, |asked| changes::freeze(changes, &asked)),
+            Method::Thaw => {
+                carry_out(params, |asked: methods::Thaw| changes::thaw(changes, &asked.exports))
+            }
+            Method::Snapshot => carry_out(params, |asked| changes::snapshot(changes, &asked)),
+            Method::Cut => {
+                carry_out(params, |asked: methods::Cut| changes::cut(changes, &asked.export))
+            }
             Method::RefuseClients => carry_out(params, |asked: methods::RefuseClients| {
-                changes.refuse_clients(&asked.exports, true)
+                changes::refuse_clients(changes, &asked.exports, true)
             }),
             Method::AcceptClients => carry_out(params, |asked: methods::AcceptClients| {
-                changes.refuse_clients(&asked.exports, false)
+                changes::refuse_clients(changes, &asked.exports, false)
             }),
             Method::Failed => {
                 carry_out(params, |asked: methods::Failed| queries.failed(&asked.export))
@@ -312,7 +316,7 @@ impl ControlService {
             Method::DiscardFailed => carry_out(params, |asked: methods::DiscardFailed| {
                 queries.discard_failed(&asked.export, asked.confirm)
             }),
-            Method::Diff => carry_out(params, |_: methods::Diff| changes.diff()),
+            Method::Diff => carry_out(params, |_: methods::Diff| changes::diff(changes)),
             Method::Reload => carry_out(params, |_: methods::Reload| self.reload()),
             // It is carried out by the client's thread, which holds the guard.
             Method::Upgrade => self.upgrade(params).0,

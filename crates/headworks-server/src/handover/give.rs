@@ -11,6 +11,7 @@ use super::live;
 use super::record::Handover;
 use super::standing::StandingParts;
 use crate::Server;
+use crate::control::changes;
 use crate::messages::ControlMessage;
 use crate::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
 use headworks_control::RpcFault;
@@ -28,7 +29,7 @@ impl Server {
     /// # Errors
     /// A sentence why this server cannot be handed over.
     pub fn standing(&self) -> Result<Handover, String> {
-        let (volumes, locks) = self.service().changes().volumes_to_hand_over()?;
+        let (volumes, locks) = changes::volumes_to_hand_over(self.service().changes())?;
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
         (*self.handed_volumes()).clone_from(&volumes);
@@ -79,7 +80,8 @@ impl Server {
     }
 
     fn await_devices(&self, deadline: Instant) -> Result<(), String> {
-        let oldest = || self.service().changes().oldest_command().filter(|one| one.age >= SLOW);
+        let oldest =
+            || changes::oldest_command(self.service().changes()).filter(|one| one.age >= SLOW);
         while let Some(oldest) = oldest() {
             if Instant::now() >= deadline {
                 return Err(format!("{LATE}: {}", oldest.with_advice()));
@@ -92,7 +94,8 @@ impl Server {
     /// Ends the pause if a snapshot or a resize was made since the new process opened the images: it would write to what is a base
     /// now, or have less than clients use. From here on there can be none, because they change what paused shards know.
     fn check_images(&self) -> Result<(), String> {
-        let now = self.service().changes().volumes_to_hand_over().map(|(volumes, _)| volumes);
+        let now =
+            changes::volumes_to_hand_over(self.service().changes()).map(|(volumes, _)| volumes);
         let is_same = now.as_ref() == Ok(&*self.handed_volumes());
         if !is_same {
             self.resume();
@@ -105,7 +108,7 @@ impl Server {
 
     /// What `headworks ctl` has changed, as a configuration file.
     fn unsaved_changes(&self) -> Result<String, String> {
-        self.service().changes().for_successor().map_err(RpcFault::into_message)
+        changes::for_successor(self.service().changes()).map_err(RpcFault::into_message)
     }
 
     /// Begins a pause for a process that starts when this one has ended: everything is written out and flushed, most of it while
@@ -147,7 +150,7 @@ impl Server {
                 "the device of export {name}, which was given up, has not answered"
             ));
         }
-        let (mut volumes, _) = self.service().changes().volumes_to_hand_over()?;
+        let (mut volumes, _) = changes::volumes_to_hand_over(self.service().changes())?;
         // Another image may get the numbers of one that is closed.
         volumes.retain(|volume| volume.is_known);
         // The next process asks the remotes anew: they may have changed with the restart. The marks are gone by then.
@@ -160,7 +163,7 @@ impl Server {
         let ((answers, paused), (begun, begins)) = (channel(), channel());
         let mut pause = PauseInProgress {
             way,
-            flush: self.service().changes().volumes_to_flush().into(),
+            flush: changes::volumes_to_flush(self.service().changes()).into(),
             deadline: Instant::now() + limit,
             ends: Vec::new(),
             begins,
@@ -207,7 +210,7 @@ impl Server {
                 drop(ends);
                 self.resume();
                 // What it has by now it had before: a paused shard sends nothing new.
-                let oldest = self.service().changes().oldest_command();
+                let oldest = changes::oldest_command(self.service().changes());
                 Err(match oldest.filter(|_| reason == LATE) {
                     Some(oldest) => format!("{LATE}: {}", oldest.with_advice()),
                     None => reason,

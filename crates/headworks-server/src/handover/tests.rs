@@ -16,6 +16,7 @@ use headworks_nbd::wire::{Command, CommandFlags};
 
 use super::takeover::refused;
 use super::{Handover, Takeover, TakeoverSteps, UnmatchedClients};
+use crate::control::changes;
 use crate::marker::Marker;
 use crate::options::{CacheFile, MissingImage, ProcessContext};
 use crate::{Address, Assembly, ExportSpec, Leftovers, Server, ServerOptions};
@@ -334,7 +335,7 @@ fn hung_export_is_named_and_given_up_the_others_are_handed_over() {
     let mut hanging = place.client_of("hung").into_parts().0;
     let (len, command, flags) = (BLOCK as u32, Command::Read, CommandFlags::NONE);
     hanging.write_all(&Request { cookie: 1, offset: 0, len, command, flags }.header()).unwrap();
-    while server.service().changes().oldest_command().is_none() {
+    while changes::oldest_command(server.service().changes()).is_none() {
         std::thread::yield_now();
     }
     let refused = server.pause(Duration::from_millis(300)).map(drop).unwrap_err();
@@ -695,7 +696,7 @@ fn hung_export_refuses_pause_by_name_while_others_are_served() {
     let (command, flags) = (Command::Read, CommandFlags::NONE);
     let request = Request { cookie: 1, offset: 0, len: BLOCK as u32, command, flags };
     socket.write_all(&request.header()).unwrap();
-    let age = || server.service().changes().oldest_command().map(|oldest| oldest.age);
+    let age = || changes::oldest_command(server.service().changes()).map(|oldest| oldest.age);
     until(|| age().is_some_and(|age| age > Duration::from_millis(200)));
     let mut client = place.client_of("b");
     let refused = std::thread::scope(|scope| {

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::assemble::image::{OpenedImage, Opening};
 use crate::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
+use crate::control::changes;
 use crate::control::{ReloadReport, RetuneReport, TenantReport};
 use crate::leftovers::Leftovers;
 use crate::loaded::{ConfiguredTunables, LoadedConfiguration};
@@ -232,7 +233,9 @@ fn export_named_default_excludes_unnamed_one() {
     let server = server(&["a=null:size=1M"], &options(1));
     let add = |name: &str| {
         let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
-        server.service.changes().add(spec).map(drop).map_err(|fault| fault.message().to_owned())
+        changes::add(server.service.changes(), spec)
+            .map(drop)
+            .map_err(|fault| fault.message().to_owned())
     };
     add("").unwrap();
     assert!(add("default").unwrap_err().contains("an export `default` exists already"));
@@ -511,7 +514,7 @@ fn remote_that_is_being_added_delays_no_other_change() {
         let twin = remote_spec(&path, "slow").replacen("slow", "twin", 1);
         let refused = call(&server, "add", json!({ "spec": twin })).unwrap_err();
         assert!(refused.contains("is being opened for export slow"), "{refused}");
-        let refused = server.service.changes().volumes_to_hand_over().err().unwrap();
+        let refused = changes::volumes_to_hand_over(server.service.changes()).err().unwrap();
         assert!(refused.contains("slow is being added"), "{refused}");
         assert!(!add.is_finished(), "the changes did not wait for the addition");
         connection.shutdown(std::net::Shutdown::Both).unwrap();

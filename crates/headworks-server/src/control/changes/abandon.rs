@@ -20,8 +20,11 @@ use std::sync::{Mutex, OnceLock};
 use headworks_core::{Control, IoError, Status, VolumeId};
 
 use super::LiveChanges;
+use super::bases::remove_unused_bases;
 use super::close;
+use super::drain::start_drain;
 use super::remove::{ExportRemoval, remove_from_tree};
+use super::remove::{forget_shared, remove_from_shards, report_of, restore};
 use crate::control::exports::ExportState;
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
@@ -66,7 +69,7 @@ impl AbandonedExports {
         let left = match take_leave(changes, &mut removal, fault) {
             Ok(left) => left,
             Err(fault) => {
-                changes.restore(&mut removal);
+                restore(changes, &mut removal);
                 return Err(fault);
             }
         };
@@ -132,7 +135,7 @@ fn take_leave(
 
 /// Counts what is not on the image, and writes what the cache has of it to a recovery file.
 fn what_is_left(changes: &LiveChanges, entry: &ExportNode) -> Result<answers::Abandoned, RpcFault> {
-    let (volume, bytes) = (entry.volume, changes.report_of(entry)?.dirty);
+    let (volume, bytes) = (entry.volume, report_of(changes, entry)?.dirty);
     let owner = changes.tree.current().owner(entry);
     let report = changes.shards.ask(owner, |answer| ControlQuery::Volume { volume, answer })?;
     let mut left = answers::Abandoned {
@@ -168,17 +171,17 @@ fn what_is_left(changes: &LiveChanges, entry: &ExportNode) -> Result<answers::Ab
 
 fn end_one(changes: &LiveChanges, one: &mut AbandonedExport) -> Result<bool, RpcFault> {
     if one.removal.steps.is_none() {
-        if changes.report_of(&one.removal.entry)?.clients > 0 {
+        if report_of(changes, &one.removal.entry)?.clients > 0 {
             return Ok(false);
         }
-        if changes.forget_shared(&one.removal.entry)? {
+        if forget_shared(changes, &one.removal.entry)? {
             return Ok(true);
         }
         if !is_written_out(changes, one)? {
             return Ok(false);
         }
     }
-    if changes.remove_from_shards(&mut one.removal)?.is_some() {
+    if remove_from_shards(changes, &mut one.removal)?.is_some() {
         return Ok(false);
     }
     let name = one.removal.entry.shown_name();
@@ -194,7 +197,7 @@ fn end_one(changes: &LiveChanges, one: &mut AbandonedExport) -> Result<bool, Rpc
         ),
     }
     close(std::mem::take(&mut one.removal.released));
-    changes.remove_unused_bases()?;
+    remove_unused_bases(changes)?;
     Ok(true)
 }
 
@@ -203,7 +206,7 @@ fn is_written_out(changes: &LiveChanges, one: &mut AbandonedExport) -> Result<bo
     let ExportNode { volume, home, .. } = one.removal.entry;
     let flush = match one.flush.take() {
         Some(flush) => flush,
-        None => changes.start_drain(home, volume)?.1,
+        None => start_drain(changes, home, volume)?.1,
     };
     match flush.try_recv() {
         Ok(Ok(())) => Ok(true),

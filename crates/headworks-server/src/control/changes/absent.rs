@@ -14,30 +14,28 @@ use crate::assemble::{AbsentExport, shown_name};
 use crate::messages::command::ShardCommand;
 use headworks_control::RpcFault;
 
-impl LiveChanges {
-    /// Lists an export as absent; one that was listed gets the new reason.
-    pub(super) fn put_absent(&self, export: AbsentExport) -> Result<(), RpcFault> {
-        let name = shown_name(&export.spec.name).to_owned();
-        self.tree.change(|tree| {
-            tree.absent.retain(|absent| shown_name(&absent.spec.name) != name);
-            tree.absent.push(export);
-        });
-        self.tell_absent()
-    }
+/// Lists an export as absent; one that was listed gets the new reason.
+pub(super) fn put_absent(live: &LiveChanges, export: AbsentExport) -> Result<(), RpcFault> {
+    let name = shown_name(&export.spec.name).to_owned();
+    live.tree.change(|tree| {
+        tree.absent.retain(|absent| shown_name(&absent.spec.name) != name);
+        tree.absent.push(export);
+    });
+    tell_absent(live)
+}
 
-    /// Ends the absence of an export; returns whether it was absent.
-    pub(super) fn take_absent(&self, name: &str) -> Result<bool, RpcFault> {
-        if self.tree.current().absent(name).is_none() {
-            return Ok(false);
-        }
-        let name = shown_name(name);
-        self.tree.change(|tree| tree.absent.retain(|absent| shown_name(&absent.spec.name) != name));
-        self.tell_absent()?;
-        Ok(true)
+/// Ends the absence of an export; returns whether it was absent.
+pub(super) fn take_absent(live: &LiveChanges, name: &str) -> Result<bool, RpcFault> {
+    if live.tree.current().absent(name).is_none() {
+        return Ok(false);
     }
+    let name = shown_name(name);
+    live.tree.change(|tree| tree.absent.retain(|absent| shown_name(&absent.spec.name) != name));
+    tell_absent(live)?;
+    Ok(true)
+}
 
-    fn tell_absent(&self) -> Result<(), RpcFault> {
-        let absent = &self.tree.current().absent;
-        self.command_all(|| ShardCommand::SetAbsent { exports: unavailable(absent) })
-    }
+fn tell_absent(live: &LiveChanges) -> Result<(), RpcFault> {
+    let absent = &live.tree.current().absent;
+    live.command_all(|| ShardCommand::SetAbsent { exports: unavailable(absent) })
 }

@@ -12,6 +12,9 @@ use std::path::Path;
 
 use headworks_core::{Control, DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 
+use super::absent::{put_absent, take_absent};
+use super::bases::{remove_unused_bases, share_base};
+use super::exports::export_report;
 use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
@@ -28,380 +31,377 @@ use crate::messages::command::ShardCommand;
 use headworks::Device;
 use headworks_control::{RpcFault, answers, methods};
 
-impl LiveChanges {
-    /// The method `add`, with the parameters of a client.
-    pub fn add_by_words(&self, asked: &methods::Add) -> Result<answers::Added, RpcFault> {
-        let mut spec = ExportSpec::parse(&asked.spec, false).map_err(|error| wrong(&error))?;
-        spec.read_only = asked.read_only;
-        spec.source = ExportSource::Control;
-        spec.share.tenant = spec.share.tenant.filter(|name| !name.is_none());
-        // Relative paths start at the client's folder.
-        if let Some(folder) = &asked.cwd.0 {
-            spec.set_folder(Path::new(folder));
+/// The method `add`, with the parameters of a client.
+pub fn add_by_words(live: &LiveChanges, asked: &methods::Add) -> Result<answers::Added, RpcFault> {
+    let mut spec = ExportSpec::parse(&asked.spec, false).map_err(|error| wrong(&error))?;
+    spec.read_only = asked.read_only;
+    spec.source = ExportSource::Control;
+    spec.share.tenant = spec.share.tenant.filter(|name| !name.is_none());
+    // Relative paths start at the client's folder.
+    if let Some(folder) = &asked.cwd.0 {
+        spec.set_folder(Path::new(folder));
+    }
+    add(live, spec)
+}
+
+/// Adds an export; clients may choose it when this returns.
+pub fn add(live: &LiveChanges, spec: ExportSpec) -> Result<answers::Added, RpcFault> {
+    add_opened(live, spec, None)
+}
+
+/// Adds an export, whose image may be open already.
+fn add_opened(
+    live: &LiveChanges,
+    spec: ExportSpec,
+    opened: Option<OpenedImage>,
+) -> Result<answers::Added, RpcFault> {
+    spec.check().map_err(|error| wrong(&error))?;
+    let (entry, notes) = match reserve(live, &spec)? {
+        Reserved::Serving(entry) => (*entry, Vec::new()),
+        Reserved::Name(_reservation) => add_new(live, &spec, opened)?,
+    };
+    take_absent(live, &spec.name)?;
+    tracing::info!("export {} was added", entry.shown_name());
+    Ok(answers::Added { export: entry.shown_name().to_owned(), notes })
+}
+
+/// Adds exports of one image that was not open when the server started, as soon as it is; unless they were removed meanwhile.
+pub fn add_late(live: &LiveChanges, exports: Vec<LateImage>) {
+    for LateImage { spec, image, .. } in exports {
+        let name = spec.name.clone();
+        // Without an answer another attempt is made here.
+        let opened = image.and_then(|image| image.recv().ok()).transpose();
+        let is_absent = || live.tree.current().absent(&name).is_some();
+        if !is_absent() {
+            continue;
         }
-        self.add(spec)
-    }
-
-    /// Adds an export; clients may choose it when this returns.
-    pub fn add(&self, spec: ExportSpec) -> Result<answers::Added, RpcFault> {
-        self.add_opened(spec, None)
-    }
-
-    /// Adds an export, whose image may be open already.
-    fn add_opened(
-        &self,
-        spec: ExportSpec,
-        opened: Option<OpenedImage>,
-    ) -> Result<answers::Added, RpcFault> {
-        spec.check().map_err(|error| wrong(&error))?;
-        let (entry, notes) = match self.reserve(&spec)? {
-            Reserved::Serving(entry) => (*entry, Vec::new()),
-            Reserved::Name(_reservation) => self.add_new(&spec, opened)?,
-        };
-        self.take_absent(&spec.name)?;
-        tracing::info!("export {} was added", entry.shown_name());
-        Ok(answers::Added { export: entry.shown_name().to_owned(), notes })
-    }
-
-    /// Adds exports of one image that was not open when the server started, as soon as it is; unless they were removed meanwhile.
-    pub fn add_late(&self, exports: Vec<LateImage>) {
-        for LateImage { spec, image, .. } in exports {
-            let name = spec.name.clone();
-            // Without an answer another attempt is made here.
-            let opened = image.and_then(|image| image.recv().ok()).transpose();
-            let is_absent = || self.tree.current().absent(&name).is_some();
-            if !is_absent() {
-                continue;
-            }
-            let added = opened.map_err(|error| wrong(&error));
-            if let Err(fault) = added.and_then(|opened| self.add_opened(spec.clone(), opened))
-                && is_absent()
-            {
-                let reason = fault.message().to_owned();
-                tracing::warn!("export {} stays absent: {reason}", shown_name(&name));
-                // A server that stops lists nothing.
-                let _ = self.put_absent(AbsentExport { spec, reason });
-            }
+        let added = opened.map_err(|error| wrong(&error));
+        if let Err(fault) = added.and_then(|opened| add_opened(live, spec.clone(), opened))
+            && is_absent()
+        {
+            let reason = fault.message().to_owned();
+            tracing::warn!("export {} stays absent: {reason}", shown_name(&name));
+            // A server that stops lists nothing.
+            let _ = put_absent(live, AbsentExport { spec, reason });
         }
     }
+}
 
-    /// Serves an export of a volume in use, or reserves the name and the image of one that is to be opened.
-    fn reserve(&self, spec: &ExportSpec) -> Result<Reserved<'_>, RpcFault> {
-        let addition = Addition::new(spec, spec.identity());
-        let mut inventory = lock(&self.inventory);
-        self.check_name(&inventory, &spec.name)?;
-        self.settings.tenants().named(spec.share.tenant)?;
+/// Serves an export of a volume in use, or reserves the name and the image of one that is to be opened.
+fn reserve<'a>(live: &'a LiveChanges, spec: &ExportSpec) -> Result<Reserved<'a>, RpcFault> {
+    let addition = Addition::new(spec, spec.identity());
+    let mut inventory = lock(&live.inventory);
+    check_name(&inventory, &spec.name)?;
+    live.settings.tenants().named(spec.share.tenant)?;
+    let export = inventory.free_export().map_err(|error| wrong(&error))?;
+    if let Some(other) = inventory.addition_of_image(&addition) {
+        let message = format!(
+            "the image is being opened for export {}; try again when that is added",
+            shown_name(&other.name)
+        );
+        return Err(RpcFault::refused("EBUSY", message));
+    }
+    if let Some(volume) = inventory.find(addition.identity) {
+        if inventory.is_abandoned(volume) {
+            return Err(image_given_up(spec));
+        }
+        if inventory.is_leaving(volume) {
+            return Err(image_being_removed(spec));
+        }
+        inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
+        may_share_tenant(live, &inventory, volume, spec)?;
+        let entry = serve(live, &mut inventory, export, volume, spec)?;
+        return Ok(Reserved::Serving(Box::new(entry)));
+    }
+    inventory.may_open(spec).map_err(|error| wrong(&error))?;
+    inventory.adding.push(addition);
+    Ok(Reserved::Name(Reservation { changes: live, name: spec.name.clone() }))
+}
+
+/// Adds an export of a new volume, whose name is reserved; after an error an image that was created is gone.
+fn add_new(
+    live: &LiveChanges,
+    spec: &ExportSpec,
+    opened: Option<OpenedImage>,
+) -> Result<(ExportNode, Vec<String>), RpcFault> {
+    let image = open_image(live, spec, opened)?;
+    let made = image.opened.made(&spec.spec);
+    let done = serve_new(live, spec, image);
+    if done.is_err() {
+        // No client has written to the new image.
+        if let Some(made) = made {
+            made.undo();
+        }
+        remove_unused_bases(live)?;
+    }
+    done
+}
+
+fn serve_new(
+    live: &LiveChanges,
+    spec: &ExportSpec,
+    image: ImageToAdd,
+) -> Result<(ExportNode, Vec<String>), RpcFault> {
+    let suspect = image.restored.suspect;
+    let (volume, mut notes) = add_volume(live, &mut lock(&live.inventory), spec, None, image)?;
+    notes.extend(keep(live, volume, suspect));
+    let served = share_base(live, volume).and_then(|note| {
+        notes.extend(note);
+        let mut inventory = lock(&live.inventory);
         let export = inventory.free_export().map_err(|error| wrong(&error))?;
-        if let Some(other) = inventory.addition_of_image(&addition) {
-            let message = format!(
-                "the image is being opened for export {}; try again when that is added",
-                shown_name(&other.name)
-            );
-            return Err(RpcFault::refused("EBUSY", message));
-        }
-        if let Some(volume) = inventory.find(addition.identity) {
-            if inventory.is_abandoned(volume) {
-                return Err(image_given_up(spec));
+        serve(live, &mut inventory, export, volume, spec)
+    });
+    match served {
+        Ok(entry) => Ok((entry, notes)),
+        Err(fault) => {
+            live.shards.keeper().undo(volume);
+            let mut inventory = lock(&live.inventory);
+            // A volume without an export could never be removed.
+            if let Some(record) = inventory.volumes.remove(&volume.0) {
+                let _ = forget_volume(live, &mut inventory, volume, record.config);
             }
-            if inventory.is_leaving(volume) {
-                return Err(image_being_removed(spec));
-            }
-            inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
-            self.may_share_tenant(&inventory, volume, spec)?;
-            let entry = self.serve(&mut inventory, export, volume, spec)?;
-            return Ok(Reserved::Serving(Box::new(entry)));
+            Err(fault)
         }
-        inventory.may_open(spec).map_err(|error| wrong(&error))?;
-        inventory.adding.push(addition);
-        Ok(Reserved::Name(Reservation { changes: self, name: spec.name.clone() }))
     }
+}
 
-    /// Adds an export of a new volume, whose name is reserved; after an error an image that was created is gone.
-    fn add_new(
-        &self,
-        spec: &ExportSpec,
-        opened: Option<OpenedImage>,
-    ) -> Result<(ExportNode, Vec<String>), RpcFault> {
-        let image = self.open_image(spec, opened)?;
-        let made = image.opened.made(&spec.spec);
-        let done = self.serve_new(spec, image);
-        if done.is_err() {
-            // No client has written to the new image.
+/// Prepares for dirty data of a volume that no export leads to yet; returns a sentence if its image cannot be marked.
+fn keep(live: &LiveChanges, volume: VolumeId, suspect: bool) -> Option<String> {
+    let known = |entry: &VolumeEntry| (entry.origin.clone(), entry.config.options);
+    let (origin, options) = lock(&live.inventory).volumes.get(&volume.0).map(known)?;
+    let note = live.shards.keeper().open(volume, &origin, &options);
+    if suspect {
+        live.shards.keeper().set_suspect(volume, true);
+    }
+    note
+}
+
+/// Checks that a further export of an image names the tenant of the others.
+fn may_share_tenant(
+    live: &LiveChanges,
+    inventory: &Inventory,
+    volume: VolumeId,
+    spec: &ExportSpec,
+) -> Result<(), RpcFault> {
+    let tenant = live.settings.tenants().named(spec.share.tenant)?;
+    let exports = inventory.exports.lock();
+    let mut others = exports.values().filter(|other| other.volume == volume);
+    let Some(other) = others.find(|other| other.now.tenant != tenant) else { return Ok(()) };
+    let name = other.now.options.tenant;
+    let name = name.map_or("none".to_owned(), |name| name.to_string());
+    let message = format!(
+        "the image is served as {} already, with the tenant {name}; an image belongs to one tenant",
+        shown_name(&other.spec.name)
+    );
+    Err(RpcFault::refused("EINVAL", message))
+}
+
+fn check_name(inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
+    let name = shown_name(name);
+    let is_called = |record: &&Export| record.is_named() && shown_name(&record.spec.name) == name;
+    if inventory.addition(name).is_some() {
+        return Err(being_added(name));
+    }
+    let exports = inventory.exports.lock();
+    let mut others = exports.values().filter(is_called);
+    match others.next().map(|record| &record.state) {
+        None | Some(ExportState::Abandoned) => Ok(()),
+        Some(ExportState::Serving) => {
+            let message = format!("an export `{name}` exists already; remove it first");
+            Err(RpcFault::refused("EEXIST", message))
+        }
+        Some(ExportState::Leaving) => Err(being_removed(name)),
+        Some(ExportState::Stuck(_)) => {
+            let message =
+                format!("the removal of export `{name}` is incomplete; `remove {name}` again");
+            Err(RpcFault::refused("EBUSY", message))
+        }
+    }
+}
+
+/// Opens an image, and writes to it what dead servers have left of it. The lock of the inventory is not held.
+pub(super) fn open_image(
+    live: &LiveChanges,
+    spec: &ExportSpec,
+    opened: Option<OpenedImage>,
+) -> Result<ImageToAdd, RpcFault> {
+    let wrong = |error| wrong(&error);
+    let open = || OpenedImage::new(&spec.spec, spec.writes());
+    let opened = opened.map_or_else(open, Ok).map_err(wrong)?;
+    let made = opened.made(&spec.spec);
+    let leftovers = live.shards.keeper().leftovers();
+    let restored = opened.recover(spec, leftovers).and_then(|restored| {
+        let written = restored.pending.iter().map(|pending| pending.write());
+        Ok((written.collect::<Result<Vec<String>, _>>()?, restored))
+    });
+    let (written, restored) = match restored {
+        Ok(restored) => restored,
+        Err(error) => {
             if let Some(made) = made {
                 made.undo();
             }
-            self.remove_unused_bases()?;
+            return Err(wrong(error));
         }
-        done
-    }
+    };
+    let mut written = written;
+    written.extend(leftovers.settle_strays());
+    leftovers.remove_empty();
+    Ok(ImageToAdd { opened, restored, written })
+}
 
-    fn serve_new(
-        &self,
-        spec: &ExportSpec,
-        image: ImageToAdd,
-    ) -> Result<(ExportNode, Vec<String>), RpcFault> {
-        let suspect = image.restored.suspect;
-        let (volume, mut notes) = self.add_volume(&mut lock(&self.inventory), spec, None, image)?;
-        notes.extend(self.keep(volume, suspect));
-        let served = self.share_base(volume).and_then(|note| {
-            notes.extend(note);
-            let mut inventory = lock(&self.inventory);
-            let export = inventory.free_export().map_err(|error| wrong(&error))?;
-            self.serve(&mut inventory, export, volume, spec)
-        });
-        match served {
-            Ok(entry) => Ok((entry, notes)),
-            Err(fault) => {
-                self.shards.keeper().undo(volume);
-                let mut inventory = lock(&self.inventory);
-                // A volume without an export could never be removed.
-                if let Some(record) = inventory.volumes.remove(&volume.0) {
-                    let _ = self.forget_volume(&mut inventory, volume, record.config);
-                }
-                Err(fault)
-            }
-        }
+/// Adds the volume of an image that was opened; on the shard `home`, if that is given. It is not marked yet.
+pub(super) fn add_volume(
+    live: &LiveChanges,
+    inventory: &mut Inventory,
+    spec: &ExportSpec,
+    home: Option<ShardId>,
+    image: ImageToAdd,
+) -> Result<(VolumeId, Vec<String>), RpcFault> {
+    // Others may have taken the last id while it was opened.
+    inventory.may_open(spec).map_err(|error| wrong(&error))?;
+    let ImageToAdd { opened, restored, written } = image;
+    let Placement { volume, mut config, device, owner } =
+        inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
+    config.home = home.unwrap_or(config.home);
+    let (mut notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
+    origin.caching = spec.caching();
+    notes.extend(restored.notes);
+    notes.extend(written);
+    let mut watched = opened.watched(volume);
+    let (mut image, common) = (None, opened.common(spec));
+    let blocks = partial_blocks(&config.options, opened.block_size());
+    if let Some(queue) = device {
+        let (_, body) = opened.into_device(&spec.spec, volume);
+        let blocks = blocks.map(|blocks| (volume, blocks));
+        let body = taking_parts(body, blocks.into_iter().collect(), common.is_some());
+        let config_of = DeviceConfig { owner, queue };
+        add_device(live, config.device, config_of, body)?;
+        let name = spec.device.as_ref().map(|named| named.name.clone());
+        let record = DeviceEntry { config: config_of, common, name };
+        inventory.devices.insert(config.device.0, record);
+    } else {
+        image = opened.joins().ok().map(|(_, image)| joining(image, blocks));
     }
-
-    /// Prepares for dirty data of a volume that no export leads to yet; returns a sentence if its image cannot be marked.
-    fn keep(&self, volume: VolumeId, suspect: bool) -> Option<String> {
-        let known = |entry: &VolumeEntry| (entry.origin.clone(), entry.config.options);
-        let (origin, options) = lock(&self.inventory).volumes.get(&volume.0).map(known)?;
-        let note = self.shards.keeper().open(volume, &origin, &options);
-        if suspect {
-            self.shards.keeper().set_suspect(volume, true);
-        }
-        note
-    }
-
-    /// Checks that a further export of an image names the tenant of the others.
-    fn may_share_tenant(
-        &self,
-        inventory: &Inventory,
-        volume: VolumeId,
-        spec: &ExportSpec,
-    ) -> Result<(), RpcFault> {
-        let tenant = self.settings.tenants().named(spec.share.tenant)?;
-        let exports = inventory.exports.lock();
-        let mut others = exports.values().filter(|other| other.volume == volume);
-        let Some(other) = others.find(|other| other.now.tenant != tenant) else { return Ok(()) };
-        let name = other.now.options.tenant;
-        let name = name.map_or("none".to_owned(), |name| name.to_string());
-        let message = format!(
-            "the image is served as {} already, with the tenant {name}; an image belongs to one tenant",
-            shown_name(&other.spec.name)
-        );
-        Err(RpcFault::refused("EINVAL", message))
-    }
-
-    fn check_name(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
-        let name = shown_name(name);
-        let is_called =
-            |record: &&Export| record.is_named() && shown_name(&record.spec.name) == name;
-        if inventory.addition(name).is_some() {
-            return Err(being_added(name));
-        }
-        let exports = inventory.exports.lock();
-        let mut others = exports.values().filter(is_called);
-        match others.next().map(|record| &record.state) {
-            None | Some(ExportState::Abandoned) => Ok(()),
-            Some(ExportState::Serving) => {
-                let message = format!("an export `{name}` exists already; remove it first");
-                Err(RpcFault::refused("EEXIST", message))
-            }
-            Some(ExportState::Leaving) => Err(being_removed(name)),
-            Some(ExportState::Stuck(_)) => {
-                let message =
-                    format!("the removal of export `{name}` is incomplete; `remove {name}` again");
-                Err(RpcFault::refused("EBUSY", message))
-            }
-        }
-    }
-
-    /// Opens an image, and writes to it what dead servers have left of it. The lock of the inventory is not held.
-    pub(super) fn open_image(
-        &self,
-        spec: &ExportSpec,
-        opened: Option<OpenedImage>,
-    ) -> Result<ImageToAdd, RpcFault> {
-        let wrong = |error| wrong(&error);
-        let open = || OpenedImage::new(&spec.spec, spec.writes());
-        let opened = opened.map_or_else(open, Ok).map_err(wrong)?;
-        let made = opened.made(&spec.spec);
-        let leftovers = self.shards.keeper().leftovers();
-        let restored = opened.recover(spec, leftovers).and_then(|restored| {
-            let written = restored.pending.iter().map(|pending| pending.write());
-            Ok((written.collect::<Result<Vec<String>, _>>()?, restored))
-        });
-        let (written, restored) = match restored {
-            Ok(restored) => restored,
-            Err(error) => {
-                if let Some(made) = made {
-                    made.undo();
-                }
-                return Err(wrong(error));
-            }
-        };
-        let mut written = written;
-        written.extend(leftovers.settle_strays());
-        leftovers.remove_empty();
-        Ok(ImageToAdd { opened, restored, written })
-    }
-
-    /// Adds the volume of an image that was opened; on the shard `home`, if that is given. It is not marked yet.
-    pub(super) fn add_volume(
-        &self,
-        inventory: &mut Inventory,
-        spec: &ExportSpec,
-        home: Option<ShardId>,
-        image: ImageToAdd,
-    ) -> Result<(VolumeId, Vec<String>), RpcFault> {
-        // Others may have taken the last id while it was opened.
-        inventory.may_open(spec).map_err(|error| wrong(&error))?;
-        let ImageToAdd { opened, restored, written } = image;
-        let Placement { volume, mut config, device, owner } =
-            inventory.place(spec, &opened).map_err(|error| wrong(&error))?;
-        config.home = home.unwrap_or(config.home);
-        let (mut notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
-        origin.caching = spec.caching();
-        notes.extend(restored.notes);
-        notes.extend(written);
-        let mut watched = opened.watched(volume);
-        let (mut image, common) = (None, opened.common(spec));
-        let blocks = partial_blocks(&config.options, opened.block_size());
-        if let Some(queue) = device {
-            let (_, body) = opened.into_device(&spec.spec, volume);
-            let blocks = blocks.map(|blocks| (volume, blocks));
-            let body = taking_parts(body, blocks.into_iter().collect(), common.is_some());
-            let config_of = DeviceConfig { owner, queue };
-            self.add_device(config.device, config_of, body)?;
-            let name = spec.device.as_ref().map(|named| named.name.clone());
-            let record = DeviceEntry { config: config_of, common, name };
-            inventory.devices.insert(config.device.0, record);
-        } else {
-            image = opened.joins().ok().map(|(_, image)| joining(image, blocks));
-        }
-        for shard in self.shards.ids_from(owner) {
-            let order = ShardCommand::AddVolume {
-                volume,
-                config,
-                image: image.take_if(|_| shard == owner),
-                watched: watched.take_if(|_| shard == config.home),
-            };
-            if let Err(error) = self.shards.command(shard, order)? {
-                self.forget_volume(inventory, volume, config)?;
-                return Err(refused(&error));
-            }
-        }
-        if restored.suspect {
-            self.shards.tell(owner, Control::Suspect { volume });
-        }
-        inventory.volumes.insert(volume.0, VolumeEntry::new(config, origin));
-        Ok((volume, notes))
-    }
-
-    fn add_device(
-        &self,
-        device: DeviceId,
-        config: DeviceConfig,
-        body: Box<dyn Device>,
-    ) -> Result<(), RpcFault> {
-        let mut body = Some(body);
-        for shard in self.shards.ids_from(config.owner) {
-            let body = body.take_if(|_| shard == config.owner);
-            if let Err(error) =
-                self.shards.command(shard, ShardCommand::AddDevice { device, config, body })?
-            {
-                self.forget_device(device, config.owner)?;
-                return Err(refused(&error));
-            }
-        }
-        Ok(())
-    }
-
-    /// Undoes a change that a shard refused; the other shards ignore what they do not have.
-    fn forget_volume(
-        &self,
-        inventory: &mut Inventory,
-        volume: VolumeId,
-        config: VolumeConfig,
-    ) -> Result<(), RpcFault> {
-        for shard in self.shards.ids_from(config.home) {
-            let _ = self
-                .shards
-                .command(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
-        }
-        let mut others = inventory.volumes.values();
-        if !others.any(|other| other.config.device == config.device)
-            && let Some(record) = inventory.devices.remove(&config.device.0)
-        {
-            self.forget_device(config.device, record.config.owner)?;
-        }
-        Ok(())
-    }
-
-    fn forget_device(&self, device: DeviceId, owner: ShardId) -> Result<(), RpcFault> {
-        for shard in self.shards.ids_from(owner).into_iter().rev() {
-            let _ = self.shards.command(shard, ShardCommand::RemoveDevice { device })?;
-        }
-        Ok(())
-    }
-
-    fn serve(
-        &self,
-        inventory: &mut Inventory,
-        export: ExportId,
-        volume: VolumeId,
-        spec: &ExportSpec,
-    ) -> Result<ExportNode, RpcFault> {
-        let record = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
-        let (config, what) = (record.config, &record.origin.what);
-        // The volume may have grown since it was added.
-        let of_volume = |(id, other): (&u16, &Export)| (other.volume == volume).then_some(*id);
-        let other = inventory.exports.lock().iter().find_map(of_volume);
-        let size = match other.map(|id| self.export_report(ExportId(id))).transpose()? {
-            Some(Some(report)) => report.size.unwrap_or(config.options.size),
-            _ => config.options.size,
-        };
-        let device = inventory.devices.get(&config.device.0).ok_or_else(stopping)?.config;
-        let assembled = assembled(spec, volume, what, size);
-        let tenant = self.settings.tenants().named(spec.share.tenant)?;
-        let of_tenant = (tenant, self.settings.tenant_options(tenant));
-        let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
-        let record = Export::new(spec, tenant, (volume, &config.options));
-        inventory.exports.lock().insert(export.0, record);
-        // Shard 0 lists exports to clients: it is told last, when all others know the export.
-        for shard in self.shards.ids().rev() {
-            let order = ShardCommand::Serve { export: served.clone() };
-            let told = self.shards.command(shard, order);
-            if let Err(fault) = told.and_then(|told| told.map_err(|error| refused(&error))) {
-                inventory.exports.lock().remove(&export.0);
-                return Err(fault);
-            }
-        }
-        inventory.serial += 1;
-        let entry = ExportNode {
-            id: export,
-            name: spec.name.clone(),
+    for shard in live.shards.ids_from(owner) {
+        let order = ShardCommand::AddVolume {
             volume,
-            device: config.device,
-            home: config.home,
-            mode: config.options.mode,
-            on_error: config.options.on_error,
-            read_only: !spec.writes() || config.options.read_only,
-            volatile: device.queue.write_cache && !config.options.read_only,
+            config,
+            image: image.take_if(|_| shard == owner),
+            watched: watched.take_if(|_| shard == config.home),
         };
-        let origin = inventory.volumes.get(&volume.0).map(|it| &it.origin);
-        let remote = origin.and_then(|origin| origin.remote.clone());
-        let model = origin.and_then(|origin| origin.model.clone());
-        self.tree.change(|tree| {
-            tree.exports.push(entry.clone());
-            let links = (remote.as_ref(), model.as_ref());
-            tree.put_volume(volume, (config.device, device.owner), links);
-        });
-        self.settings.divide_parts()?;
-        Ok(entry)
+        if let Err(error) = live.shards.command(shard, order)? {
+            forget_volume(live, inventory, volume, config)?;
+            return Err(refused(&error));
+        }
     }
+    if restored.suspect {
+        live.shards.tell(owner, Control::Suspect { volume });
+    }
+    inventory.volumes.insert(volume.0, VolumeEntry::new(config, origin));
+    Ok((volume, notes))
+}
+
+fn add_device(
+    live: &LiveChanges,
+    device: DeviceId,
+    config: DeviceConfig,
+    body: Box<dyn Device>,
+) -> Result<(), RpcFault> {
+    let mut body = Some(body);
+    for shard in live.shards.ids_from(config.owner) {
+        let body = body.take_if(|_| shard == config.owner);
+        if let Err(error) =
+            live.shards.command(shard, ShardCommand::AddDevice { device, config, body })?
+        {
+            forget_device(live, device, config.owner)?;
+            return Err(refused(&error));
+        }
+    }
+    Ok(())
+}
+
+/// Undoes a change that a shard refused; the other shards ignore what they do not have.
+fn forget_volume(
+    live: &LiveChanges,
+    inventory: &mut Inventory,
+    volume: VolumeId,
+    config: VolumeConfig,
+) -> Result<(), RpcFault> {
+    for shard in live.shards.ids_from(config.home) {
+        let _ = live
+            .shards
+            .command(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
+    }
+    let mut others = inventory.volumes.values();
+    if !others.any(|other| other.config.device == config.device)
+        && let Some(record) = inventory.devices.remove(&config.device.0)
+    {
+        forget_device(live, config.device, record.config.owner)?;
+    }
+    Ok(())
+}
+
+fn forget_device(live: &LiveChanges, device: DeviceId, owner: ShardId) -> Result<(), RpcFault> {
+    for shard in live.shards.ids_from(owner).into_iter().rev() {
+        let _ = live.shards.command(shard, ShardCommand::RemoveDevice { device })?;
+    }
+    Ok(())
+}
+
+fn serve(
+    live: &LiveChanges,
+    inventory: &mut Inventory,
+    export: ExportId,
+    volume: VolumeId,
+    spec: &ExportSpec,
+) -> Result<ExportNode, RpcFault> {
+    let record = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
+    let (config, what) = (record.config, &record.origin.what);
+    // The volume may have grown since it was added.
+    let of_volume = |(id, other): (&u16, &Export)| (other.volume == volume).then_some(*id);
+    let other = inventory.exports.lock().iter().find_map(of_volume);
+    let size = match other.map(|id| export_report(live, ExportId(id))).transpose()? {
+        Some(Some(report)) => report.size.unwrap_or(config.options.size),
+        _ => config.options.size,
+    };
+    let device = inventory.devices.get(&config.device.0).ok_or_else(stopping)?.config;
+    let assembled = assembled(spec, volume, what, size);
+    let tenant = live.settings.tenants().named(spec.share.tenant)?;
+    let of_tenant = (tenant, live.settings.tenant_options(tenant));
+    let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
+    let record = Export::new(spec, tenant, (volume, &config.options));
+    inventory.exports.lock().insert(export.0, record);
+    // Shard 0 lists exports to clients: it is told last, when all others know the export.
+    for shard in live.shards.ids().rev() {
+        let order = ShardCommand::Serve { export: served.clone() };
+        let told = live.shards.command(shard, order);
+        if let Err(fault) = told.and_then(|told| told.map_err(|error| refused(&error))) {
+            inventory.exports.lock().remove(&export.0);
+            return Err(fault);
+        }
+    }
+    inventory.serial += 1;
+    let entry = ExportNode {
+        id: export,
+        name: spec.name.clone(),
+        volume,
+        device: config.device,
+        home: config.home,
+        mode: config.options.mode,
+        on_error: config.options.on_error,
+        read_only: !spec.writes() || config.options.read_only,
+        volatile: device.queue.write_cache && !config.options.read_only,
+    };
+    let origin = inventory.volumes.get(&volume.0).map(|it| &it.origin);
+    let remote = origin.and_then(|origin| origin.remote.clone());
+    let model = origin.and_then(|origin| origin.model.clone());
+    live.tree.change(|tree| {
+        tree.exports.push(entry.clone());
+        let links = (remote.as_ref(), model.as_ref());
+        tree.put_volume(volume, (config.device, device.owner), links);
+    });
+    live.settings.divide_parts()?;
+    Ok(entry)
 }
 
 /// An export that is served at once, or one whose image is to be opened.

@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use super::LiveChanges;
 use super::retune::dirty_changes;
+use super::tenants::diff_tenants;
 use crate::assemble::{ExportSource, ExportSpec, shown_name};
 use crate::config::{
     ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
@@ -79,171 +80,170 @@ struct RunningQueue {
     initial: QueueOptions,
 }
 
-impl LiveChanges {
-    /// Answers the method `diff`: changes, a drop-in, and what no file can say.
-    pub fn diff(&self) -> Result<answers::Diff, RpcFault> {
-        let found = self.differences(DropInReader::LaterStart)?;
-        Ok(answers::Diff {
-            config: self.config.as_ref().map(|path| path.to_string_lossy().into_owned()),
-            changes: found.changes,
-            text: self.inherited.clone().merged(found.file).to_string(),
-            unsaved: found.unsaved,
-        })
-    }
+/// Answers the method `diff`: changes, a drop-in, and what no file can say.
+pub fn diff(live: &LiveChanges) -> Result<answers::Diff, RpcFault> {
+    let found = differences(live, DropInReader::LaterStart)?;
+    Ok(answers::Diff {
+        config: live.config.as_ref().map(|path| path.to_string_lossy().into_owned()),
+        changes: found.changes,
+        text: live.inherited.clone().merged(found.file).to_string(),
+        unsaved: found.unsaved,
+    })
+}
 
-    /// Returns all changes as a drop-in for the process that replaces this one.
-    ///
-    /// # Errors
-    /// A shard does not answer.
-    pub fn for_successor(&self) -> Result<String, RpcFault> {
-        let found = self.differences(DropInReader::Successor)?;
-        Ok(self.inherited.clone().merged(found.file).to_string())
-    }
+/// Returns all changes as a drop-in for the process that replaces this one.
+///
+/// # Errors
+/// A shard does not answer.
+pub fn for_successor(live: &LiveChanges) -> Result<String, RpcFault> {
+    let found = differences(live, DropInReader::Successor)?;
+    Ok(live.inherited.clone().merged(found.file).to_string())
+}
 
-    fn differences(&self, reader: DropInReader) -> Result<Differences, RpcFault> {
-        let mut found = Differences::default();
-        let Differences { changes, file, unsaved } = &mut found;
-        self.diff_tenants(reader, file, unsaved, |path, old, new| {
-            changes.push(Difference { path: path.to_owned(), configured: old, running: new });
-        });
-        super::live_listeners::differences(self, &mut found);
-        self.diff_exports(reader, &mut found);
-        self.diff_limits(&mut found);
-        self.diff_queues(&mut found)?;
-        self.diff_dirty(&mut found);
-        Ok(found)
-    }
+pub(super) fn differences(
+    live: &LiveChanges,
+    reader: DropInReader,
+) -> Result<Differences, RpcFault> {
+    let mut found = Differences::default();
+    let Differences { changes, file, unsaved } = &mut found;
+    diff_tenants(live, reader, file, unsaved, |path, old, new| {
+        changes.push(Difference { path: path.to_owned(), configured: old, running: new });
+    });
+    super::live_listeners::differences(live, &mut found);
+    diff_exports(live, reader, &mut found);
+    diff_limits(live, &mut found);
+    diff_queues(live, &mut found)?;
+    diff_dirty(live, &mut found);
+    Ok(found)
+}
 
-    fn diff_exports(&self, reader: DropInReader, found: &mut Differences) {
-        let (inventory, configured) = (lock(&self.inventory), lock(&self.configured));
-        let exports = inventory.exports.lock();
-        let absent = &self.tree.current().absent;
-        let is_there = |name: &str| {
-            exports.values().any(|export| export.is_named() && export.spec.name == name)
-                || absent.iter().any(|absent| absent.spec.name == name)
-        };
-        for export in exports.values() {
-            if matches!(export.state, ExportState::Serving) {
-                diff_export(reader, export, found);
-            }
-        }
-        for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
-            let path = format!("exports/{}", shown_name(&gone.name));
-            found.add(&path, words(gone), Value::Null);
-            found.file.exports.push(ExportSection::disabled(&gone.name, &Origin::Control));
+fn diff_exports(live: &LiveChanges, reader: DropInReader, found: &mut Differences) {
+    let (inventory, configured) = (lock(&live.inventory), lock(&live.configured));
+    let exports = inventory.exports.lock();
+    let absent = &live.tree.current().absent;
+    let is_there = |name: &str| {
+        exports.values().any(|export| export.is_named() && export.spec.name == name)
+            || absent.iter().any(|absent| absent.spec.name == name)
+    };
+    for export in exports.values() {
+        if matches!(export.state, ExportState::Serving) {
+            diff_export(reader, export, found);
         }
     }
+    for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
+        let path = format!("exports/{}", shown_name(&gone.name));
+        found.add(&path, words(gone), Value::Null);
+        found.file.exports.push(ExportSection::disabled(&gone.name, &Origin::Control));
+    }
+}
 
-    /// Limits of the whole server: a file says all of them.
-    fn diff_limits(&self, found: &mut Differences) {
-        let (configured, now) =
-            (lock(&self.tunables).limits, self.settings.limits(LimitTarget::Server));
-        for key in LIMIT_KEYS {
-            let [old, new] = [&configured, &now].map(|limits| limit_word(limits, key));
-            if old != new {
-                found.add(&format!("server/{key}"), old.into(), new.into());
-            }
-        }
-        if configured != now {
-            let words = limit_words(&now).map(|(key, word)| format!("{key}={word}")).collect();
-            let (name, value) = ("limit".to_owned(), ConfigValue::List(words));
-            found.file.server.push(Setting { name, value, origin: Origin::Control });
+/// Limits of the whole server: a file says all of them.
+fn diff_limits(live: &LiveChanges, found: &mut Differences) {
+    let (configured, now) =
+        (lock(&live.tunables).limits, live.settings.limits(LimitTarget::Server));
+    for key in LIMIT_KEYS {
+        let [old, new] = [&configured, &now].map(|limits| limit_word(limits, key));
+        if old != new {
+            found.add(&format!("server/{key}"), old.into(), new.into());
         }
     }
-
-    fn diff_queues(&self, found: &mut Differences) -> Result<(), RpcFault> {
-        let tree = self.tree.current();
-        let mut queues = Vec::new();
-        for node in &tree.devices {
-            let options = self.shards.device(&tree, node.id)?.options;
-            let inventory = lock(&self.inventory);
-            let Some(entry) = inventory.devices.get(&node.id.0) else { continue };
-            let (path, name) = (device_name(node.id), entry.name.clone());
-            queues.push(RunningQueue { path, name, options, initial: entry.config.queue });
-        }
-        let configured = lock(&self.tunables).clone();
-        let said = |queue: &RunningQueue, tunable| configured.value(queue.name.as_deref(), tunable);
-        let usual = QueueOptions::default();
-        // By device; none is that of all devices without a name.
-        let mut saved: BTreeMap<Option<&str>, Vec<(Tunable, u64)>> = BTreeMap::new();
-        for tunable in Tunable::ALL.into_iter().filter(|tunable| tunable.is_live()) {
-            for queue in &queues {
-                let (old, now) = (said(queue, tunable), tunable.get(&queue.options));
-                // The queue of a process that replaces another one begins with what `ctl` had set there.
-                let is_own = self.started.value(queue.name.as_deref(), tunable).is_none();
-                let found_or_usual = match is_own {
-                    true => Some(tunable.get(&queue.initial)),
-                    false => (!is_probed(tunable)).then(|| tunable.get(&usual)),
-                };
-                let old = old.or(found_or_usual);
-                if old == Some(now) {
-                    continue;
-                }
-                let old = old.unwrap_or_else(|| tunable.get(&usual));
-                let path = format!("{}/queue/{}", queue.path, tunable.name());
-                found.add(&path, value(tunable, old), value(tunable, now));
-                let like = |other: &&RunningQueue| other.name.is_none();
-                let nameless = || queues.iter().filter(like);
-                if queue.name.is_none()
-                    && nameless().any(|other| tunable.get(&other.options) != now)
-                {
-                    found.unsaved.push(format!(
-                        "{path}: other devices without a name have other values; give the device one ([[device]])"
-                    ));
-                    continue;
-                }
-                let values = saved.entry(queue.name.as_deref()).or_default();
-                if !values.contains(&(tunable, now)) {
-                    values.push((tunable, now));
-                }
-            }
-        }
-        // A value of all devices must not reach named ones.
-        for (tunable, _) in saved.get(&None).cloned().unwrap_or_default() {
-            for device in &configured.devices {
-                let own = queues.iter().find(|q| q.name.as_deref() == Some(&*device.name));
-                let now = own.map_or_else(
-                    || configured.value(Some(&device.name), tunable),
-                    |queue| Some(tunable.get(&queue.options)),
-                );
-                let now = now.unwrap_or_else(|| tunable.get(&usual));
-                let values = saved.entry(Some(&device.name)).or_default();
-                if !values.contains(&(tunable, now)) {
-                    values.push((tunable, now));
-                }
-            }
-        }
-        for (name, values) in saved {
-            let tuned = |(tunable, value)| Tuned { tunable, value, origin: Origin::Control };
-            let queue = values.into_iter().map(tuned).collect();
-            match name {
-                None => found.file.queue = queue,
-                Some(name) => found.file.devices.push(DeviceSection {
-                    name: name.to_owned(),
-                    queue,
-                    origin: Origin::Control,
-                }),
-            }
-        }
-        Ok(())
+    if configured != now {
+        let words = limit_words(&now).map(|(key, word)| format!("{key}={word}")).collect();
+        let (name, value) = ("limit".to_owned(), ConfigValue::List(words));
+        found.file.server.push(Setting { name, value, origin: Origin::Control });
     }
+}
 
-    fn diff_dirty(&self, found: &mut Differences) {
-        let (configured, now) = (lock(&self.tunables).dirty, self.settings.dirty());
-        for (tunable, number) in dirty_changes(&configured, &now) {
-            let old = dirty_value(tunable, tunable.get(&configured));
-            found.add(&format!("vm/{}", tunable.name()), old, dirty_value(tunable, number));
-            // A file gives a limit as bytes or as a ratio.
-            let is_other = match tunable {
-                DirtyTunable::Ratio => DirtyTunable::Bytes.get(&now) > 0,
-                DirtyTunable::BackgroundRatio => DirtyTunable::BackgroundBytes.get(&now) > 0,
-                DirtyTunable::Bytes | DirtyTunable::BackgroundBytes => number == 0,
-                _ => false,
+fn diff_queues(live: &LiveChanges, found: &mut Differences) -> Result<(), RpcFault> {
+    let tree = live.tree.current();
+    let mut queues = Vec::new();
+    for node in &tree.devices {
+        let options = live.shards.device(&tree, node.id)?.options;
+        let inventory = lock(&live.inventory);
+        let Some(entry) = inventory.devices.get(&node.id.0) else { continue };
+        let (path, name) = (device_name(node.id), entry.name.clone());
+        queues.push(RunningQueue { path, name, options, initial: entry.config.queue });
+    }
+    let configured = lock(&live.tunables).clone();
+    let said = |queue: &RunningQueue, tunable| configured.value(queue.name.as_deref(), tunable);
+    let usual = QueueOptions::default();
+    // By device; none is that of all devices without a name.
+    let mut saved: BTreeMap<Option<&str>, Vec<(Tunable, u64)>> = BTreeMap::new();
+    for tunable in Tunable::ALL.into_iter().filter(|tunable| tunable.is_live()) {
+        for queue in &queues {
+            let (old, now) = (said(queue, tunable), tunable.get(&queue.options));
+            // The queue of a process that replaces another one begins with what `ctl` had set there.
+            let is_own = live.started.value(queue.name.as_deref(), tunable).is_none();
+            let found_or_usual = match is_own {
+                true => Some(tunable.get(&queue.initial)),
+                false => (!is_probed(tunable)).then(|| tunable.get(&usual)),
             };
-            if !is_other {
-                let origin = Origin::Control;
-                found.file.vm.push(Tuned { tunable, value: number, origin });
+            let old = old.or(found_or_usual);
+            if old == Some(now) {
+                continue;
             }
+            let old = old.unwrap_or_else(|| tunable.get(&usual));
+            let path = format!("{}/queue/{}", queue.path, tunable.name());
+            found.add(&path, value(tunable, old), value(tunable, now));
+            let like = |other: &&RunningQueue| other.name.is_none();
+            let nameless = || queues.iter().filter(like);
+            if queue.name.is_none() && nameless().any(|other| tunable.get(&other.options) != now) {
+                found.unsaved.push(format!(
+                    "{path}: other devices without a name have other values; give the device one ([[device]])"
+                ));
+                continue;
+            }
+            let values = saved.entry(queue.name.as_deref()).or_default();
+            if !values.contains(&(tunable, now)) {
+                values.push((tunable, now));
+            }
+        }
+    }
+    // A value of all devices must not reach named ones.
+    for (tunable, _) in saved.get(&None).cloned().unwrap_or_default() {
+        for device in &configured.devices {
+            let own = queues.iter().find(|q| q.name.as_deref() == Some(&*device.name));
+            let now = own.map_or_else(
+                || configured.value(Some(&device.name), tunable),
+                |queue| Some(tunable.get(&queue.options)),
+            );
+            let now = now.unwrap_or_else(|| tunable.get(&usual));
+            let values = saved.entry(Some(&device.name)).or_default();
+            if !values.contains(&(tunable, now)) {
+                values.push((tunable, now));
+            }
+        }
+    }
+    for (name, values) in saved {
+        let tuned = |(tunable, value)| Tuned { tunable, value, origin: Origin::Control };
+        let queue = values.into_iter().map(tuned).collect();
+        match name {
+            None => found.file.queue = queue,
+            Some(name) => found.file.devices.push(DeviceSection {
+                name: name.to_owned(),
+                queue,
+                origin: Origin::Control,
+            }),
+        }
+    }
+    Ok(())
+}
+
+fn diff_dirty(live: &LiveChanges, found: &mut Differences) {
+    let (configured, now) = (lock(&live.tunables).dirty, live.settings.dirty());
+    for (tunable, number) in dirty_changes(&configured, &now) {
+        let old = dirty_value(tunable, tunable.get(&configured));
+        found.add(&format!("vm/{}", tunable.name()), old, dirty_value(tunable, number));
+        // A file gives a limit as bytes or as a ratio.
+        let is_other = match tunable {
+            DirtyTunable::Ratio => DirtyTunable::Bytes.get(&now) > 0,
+            DirtyTunable::BackgroundRatio => DirtyTunable::BackgroundBytes.get(&now) > 0,
+            DirtyTunable::Bytes | DirtyTunable::BackgroundBytes => number == 0,
+            _ => false,
+        };
+        if !is_other {
+            let origin = Origin::Control;
+            found.file.vm.push(Tuned { tunable, value: number, origin });
         }
     }
 }

@@ -38,248 +38,253 @@ pub struct AccessReport {
 /// The shard that accepts clients.
 const ACCEPTS: ShardId = ShardId(0);
 
-impl LiveChanges {
-    /// See [`Reloader::narrow_access`](crate::Reloader::narrow_access).
-    pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
-        let wanted = &lock(&self.access).with(wanted);
-        let mut stays = self.listeners.entries();
-        stays.retain_mut(|entry| {
-            entry.failed = None;
-            let new = wanted.listeners.iter().find(|spec| entry.is_at(spec));
-            let is_own = entry.spec.is_none();
-            entry.spec = new.cloned();
-            is_own || entry.spec.is_some()
-        });
-        let mut rules = self.listeners.rules();
-        rules.extend(self.rules_for(&stays, wanted));
-        self.set_rules(rules).map_err(RpcFault::into_message)
-    }
-
-    /// See [`Reloader::keep_access`](crate::Reloader::keep_access).
-    pub fn keep_access(&self) {
-        // A server that stops needs no rules.
-        let _ = self.set_rules(self.listeners.rules());
-    }
-
-    /// See [`Reloader::access`](crate::Reloader::access).
-    pub fn load_access(&self, configured: &AccessSpec) -> AccessReport {
-        let mut access = lock(&self.access);
-        let wanted = access.load(configured);
-        self.apply_access(&wanted)
-    }
-
-    /// Makes the listeners what is wanted; under the lock of [`LiveAccess`](super::live_listeners::LiveAccess).
-    pub(super) fn apply_access(&self, wanted: &AccessSpec) -> AccessReport {
-        let mut report = AccessReport::default();
-        if let Err(why) = wanted.check() {
-            report.failed.push(why);
-            return report;
-        }
-        let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());
-        for entry in self.listeners.entries() {
-            if let Some(spec) = &entry.spec {
-                acceptors.put(spec.tls.clone(), entry.acceptor.clone());
-            }
-            let wanted = wanted.listeners.iter().find(|spec| entry.is_at(spec));
-            match (&entry.spec, wanted) {
-                (None, _) => entries.push(entry),
-                (Some(_), Some(new)) => {
-                    entries.push(self.change_listener(entry, new, &mut acceptors, &mut report));
-                }
-                (Some(_), None) => match self.close_listener(&entry) {
-                    Ok(()) => report.changed.push(format!("listener {} was removed", entry.name)),
-                    Err(why) => {
-                        report.failed.push(format!("listener {} not removed: {why}", entry.name));
-                        entries.push(entry);
-                    }
-                },
-            }
-        }
-        let is_new = |spec: &&ListenerSpec| !entries.iter().any(|entry| entry.is_at(spec));
-        let new: Vec<&ListenerSpec> = wanted.listeners.iter().filter(is_new).collect();
-        let mut opened = Vec::new();
-        for spec in new {
-            match self.open_listener(&entries, spec, &mut acceptors) {
-                Ok((entry, listener)) => {
-                    entries.push(entry.clone());
-                    opened.push((entry, listener));
-                }
-                Err(why) => report.failed.push(format!("listener {} not opened: {why}", spec.name)),
-            }
-        }
-        let rules = self.rules_for(&entries, wanted);
-        if let Err(fault) = self.set_rules(rules.clone()) {
-            // The server stops, and closes what was opened.
-            report.failed.push(fault.into_message());
-            return report;
-        }
-        self.listeners.set_rules(rules);
-        self.listeners.set(entries);
-        // After the rules that name them.
-        for (entry, listener) in opened {
-            let number = entry.number;
-            let listener = match entry.client_listener(listener, &self.front_ends()) {
-                Ok(listener) => listener,
-                Err(error) => {
-                    report.failed.push(error.to_string());
-                    continue;
-                }
-            };
-            match self.order(ShardCommand::AddListener { number, listener }) {
-                Ok(()) => {
-                    let ListenerEntry { name, address, .. } = entry;
-                    report.changed.push(format!("listener {name} listens at {address}"));
-                }
-                Err(fault) => report.failed.push(fault.into_message()),
-            }
-        }
-        report
-    }
-
-    /// Gives a listener what is configured now; returns what it is then. One whose certificates cannot be read, or whose file cannot
-    /// be changed, offers what both the old and the new configuration offer: the rest of the new one may be meant for them.
-    fn change_listener(
-        &self,
-        mut entry: ListenerEntry,
-        new: &ListenerSpec,
-        acceptors: &mut Acceptors,
-        report: &mut AccessReport,
-    ) -> ListenerEntry {
+/// See [`Reloader::narrow_access`](crate::Reloader::narrow_access).
+pub fn narrow_access(live: &LiveChanges, wanted: &AccessSpec) -> Result<(), String> {
+    let wanted = &lock(&live.access).with(wanted);
+    let mut stays = live.listeners.entries();
+    stays.retain_mut(|entry| {
         entry.failed = None;
-        if entry.spec.as_ref() == Some(new) {
-            return entry;
+        let new = wanted.listeners.iter().find(|spec| entry.is_at(spec));
+        let is_own = entry.spec.is_none();
+        entry.spec = new.cloned();
+        is_own || entry.spec.is_some()
+    });
+    let mut all = live.listeners.rules();
+    all.extend(rules(live, &stays, wanted));
+    set_rules(live, all).map_err(RpcFault::into_message)
+}
+
+/// See [`Reloader::keep_access`](crate::Reloader::keep_access).
+pub fn keep_access(live: &LiveChanges) {
+    // A server that stops needs no rules.
+    let _ = set_rules(live, live.listeners.rules());
+}
+
+/// See [`Reloader::access`](crate::Reloader::access).
+pub fn load_access(live: &LiveChanges, configured: &AccessSpec) -> AccessReport {
+    let mut access = lock(&live.access);
+    let wanted = access.load(configured);
+    apply_access(live, &wanted)
+}
+
+/// Makes the listeners what is wanted; under the lock of [`LiveAccess`](super::live_listeners::LiveAccess).
+pub(super) fn apply_access(live: &LiveChanges, wanted: &AccessSpec) -> AccessReport {
+    let mut report = AccessReport::default();
+    if let Err(why) = wanted.check() {
+        report.failed.push(why);
+        return report;
+    }
+    let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());
+    for entry in live.listeners.entries() {
+        if let Some(spec) = &entry.spec {
+            acceptors.put(spec.tls.clone(), entry.acceptor.clone());
         }
-        let dressed = match (&entry.spec, &new.address) {
-            (Some(old), Address::Unix { path, mode })
-                if (&old.address, old.owner) != (&new.address, new.owner) =>
-            {
-                let inode = self.listeners.inode_of(path);
-                dress_file(path, Some(inode), *mode, new.owner)
+        let wanted = wanted.listeners.iter().find(|spec| entry.is_at(spec));
+        match (&entry.spec, wanted) {
+            (None, _) => entries.push(entry),
+            (Some(_), Some(new)) => {
+                entries.push(change_listener(live, entry, new, &mut acceptors, &mut report));
             }
-            _ => Ok(()),
+            (Some(_), None) => match close_listener(live, &entry) {
+                Ok(()) => report.changed.push(format!("listener {} was removed", entry.name)),
+                Err(why) => {
+                    report.failed.push(format!("listener {} not removed: {why}", entry.name));
+                    entries.push(entry);
+                }
+            },
+        }
+    }
+    let is_new = |spec: &&ListenerSpec| !entries.iter().any(|entry| entry.is_at(spec));
+    let new: Vec<&ListenerSpec> = wanted.listeners.iter().filter(is_new).collect();
+    let mut opened = Vec::new();
+    for spec in new {
+        match open_listener(live, &entries, spec, &mut acceptors) {
+            Ok((entry, listener)) => {
+                entries.push(entry.clone());
+                opened.push((entry, listener));
+            }
+            Err(why) => report.failed.push(format!("listener {} not opened: {why}", spec.name)),
+        }
+    }
+    let rules = rules(live, &entries, wanted);
+    if let Err(fault) = set_rules(live, rules.clone()) {
+        // The server stops, and closes what was opened.
+        report.failed.push(fault.into_message());
+        return report;
+    }
+    live.listeners.set_rules(rules);
+    live.listeners.set(entries);
+    // After the rules that name them.
+    for (entry, listener) in opened {
+        let number = entry.number;
+        let listener = match entry.client_listener(listener, &front_ends(live)) {
+            Ok(listener) => listener,
+            Err(error) => {
+                report.failed.push(error.to_string());
+                continue;
+            }
         };
-        let acceptor =
-            dressed.and_then(|()| acceptors.get(&new.tls).map_err(|error| error.to_string()));
-        let told = acceptor.and_then(|acceptor| {
-            let (number, name): (_, Arc<str>) = (entry.number, new.name.as_str().into());
-            let order = ShardCommand::ChangeListener {
-                number,
-                name: Arc::clone(&name),
-                acceptor: acceptor.clone(),
-            };
-            self.order(order).map_err(RpcFault::into_message).map(|()| (name, acceptor))
+        match tell_acceptor(live, ShardCommand::AddListener { number, listener }) {
+            Ok(()) => {
+                let ListenerEntry { name, address, .. } = entry;
+                report.changed.push(format!("listener {name} listens at {address}"));
+            }
+            Err(fault) => report.failed.push(fault.into_message()),
+        }
+    }
+    report
+}
+
+/// Gives a listener what is configured now; returns what it is then. One whose certificates cannot be read, or whose file cannot
+/// be changed, offers what both the old and the new configuration offer: the rest of the new one may be meant for them.
+fn change_listener(
+    live: &LiveChanges,
+    mut entry: ListenerEntry,
+    new: &ListenerSpec,
+    acceptors: &mut Acceptors,
+    report: &mut AccessReport,
+) -> ListenerEntry {
+    entry.failed = None;
+    if entry.spec.as_ref() == Some(new) {
+        return entry;
+    }
+    let dressed = match (&entry.spec, &new.address) {
+        (Some(old), Address::Unix { path, mode })
+            if (&old.address, old.owner) != (&new.address, new.owner) =>
+        {
+            let inode = live.listeners.inode_of(path);
+            dress_file(path, Some(inode), *mode, new.owner)
+        }
+        _ => Ok(()),
+    };
+    let acceptor =
+        dressed.and_then(|()| acceptors.get(&new.tls).map_err(|error| error.to_string()));
+    let told = acceptor.and_then(|acceptor| {
+        let (number, name): (_, Arc<str>) = (entry.number, new.name.as_str().into());
+        let order = ShardCommand::ChangeListener {
+            number,
+            name: Arc::clone(&name),
+            acceptor: acceptor.clone(),
+        };
+        tell_acceptor(live, order).map_err(RpcFault::into_message).map(|()| (name, acceptor))
+    });
+    match told {
+        Ok((name, acceptor)) => {
+            report.changed.push(format!("listener {name} was changed"));
+            (entry.name, entry.acceptor, entry.spec) = (name, acceptor, Some(new.clone()));
+        }
+        Err(why) => {
+            let what = "it offers what both the old and the new configuration offer";
+            report.failed.push(format!("listener {} not changed: {why}; {what}", entry.name));
+            entry.failed = Some(new.clone());
+        }
+    }
+    entry
+}
+
+fn close_listener(live: &LiveChanges, entry: &ListenerEntry) -> Result<(), String> {
+    let order = ShardCommand::RemoveListener { number: entry.number };
+    tell_acceptor(live, order).map_err(RpcFault::into_message)?;
+    let key = entry.spec.as_ref().and_then(|spec| spec.address.key());
+    live.listeners.forget(key.as_deref());
+    Ok(())
+}
+
+/// Opens the socket of a new listener beside `others`.
+fn open_listener(
+    live: &LiveChanges,
+    others: &[ListenerEntry],
+    spec: &ListenerSpec,
+    acceptors: &mut Acceptors,
+) -> Result<(ListenerEntry, Listener), String> {
+    let acceptor = acceptors.get(&spec.tls).map_err(|error| error.to_string())?;
+    let is_free = |number: &u16| !others.iter().any(|entry| entry.number == *number);
+    let number = (0..LISTENERS_MAX as u16).find(is_free);
+    let number = number.ok_or_else(|| format!("a server has at most {LISTENERS_MAX}"))?;
+    let said = |error: ConfigError| error.message.to_string();
+    let (entry, listener) = ListenerEntry::open(number, spec, acceptor).map_err(said)?;
+    let (role, key) = (ListenerRole::Clients, spec.address.key());
+    live.listeners.keep(&listener, role, key).map_err(said)?;
+    Ok((entry, listener))
+}
+
+/// What the threads of vhost-user listeners have of the server.
+pub fn front_ends(live: &LiveChanges) -> FrontEndContext {
+    let (shards, tree) = (Arc::clone(&live.shards), Arc::clone(&live.tree));
+    let exports = Arc::clone(&lock(&live.inventory).exports);
+    let find = move |name: &str| {
+        let tree = tree.current();
+        let node = tree.exports.iter().find(|node| node.shown_name() == name)?;
+        // A write that is answered is in the image, or in memory that the next process has. A device or a wrapper in memory dies with the
+        // process, and a remote one may end later what a dead process had asked.
+        let is_through = matches!(node.mode, WriteMode::None | WriteMode::Writethrough);
+        let has_file = exports.lock().get(&node.id.0).is_some_and(|export| {
+            let spec = &export.spec.spec;
+            let is_file = matches!(
+                spec.base,
+                BaseDevice::File { .. } | BaseDevice::Overlay { .. } | BaseDevice::Image { .. }
+            );
+            is_file && !spec.wrappers.iter().any(Wrapper::holds_writes)
         });
-        match told {
-            Ok((name, acceptor)) => {
-                report.changed.push(format!("listener {name} was changed"));
-                (entry.name, entry.acceptor, entry.spec) = (name, acceptor, Some(new.clone()));
-            }
-            Err(why) => {
-                let what = "it offers what both the old and the new configuration offer";
-                report.failed.push(format!("listener {} not changed: {why}; {what}", entry.name));
-                entry.failed = Some(new.clone());
-            }
+        let outlives = has_file && (is_through || shards.keeper().memory().is_some());
+        Some(FoundExport { id: node.id, home: node.home, outlives })
+    };
+    FrontEndContext {
+        shared: Arc::clone(live.shards.shared()),
+        limits: live.client_limits,
+        find: Arc::new(find),
+    }
+}
+
+/// The rules for these listeners.
+fn rules(
+    live: &LiveChanges,
+    entries: &[ListenerEntry],
+    access: &AccessSpec,
+) -> Vec<Arc<AccessRules>> {
+    let (tree, configured) = (live.tree.current(), lock(&live.configured));
+    let served = tree.exports.iter().map(|export| export.name.as_str());
+    let absent = tree.absent.iter().map(|absent| absent.spec.name.as_str());
+    let configured = configured.iter().map(|export| export.name.as_str());
+    rules_for(entries, access, served.chain(absent).chain(configured))
+}
+
+fn set_rules(live: &LiveChanges, rules: Vec<Arc<AccessRules>>) -> Result<(), RpcFault> {
+    tell_acceptor(live, ShardCommand::SetAccess { rules })
+}
+
+/// Gives a command, which is not refused, to the shard that accepts clients.
+fn tell_acceptor(live: &LiveChanges, command: ShardCommand) -> Result<(), RpcFault> {
+    let done = live.shards.command(ACCEPTS, command)?;
+    done.map(drop).map_err(|error| super::refused(&error))
+}
+
+/// The method `listeners`: one row for each. `clients` has the number of connections by listener.
+pub fn listeners(
+    live: &LiveChanges,
+    clients: &BTreeMap<Arc<str>, usize>,
+) -> Vec<answers::Listener> {
+    let (tree, entries) = (live.tree.current(), live.listeners.entries());
+    let row = |entry: &ListenerEntry| {
+        let tenant_of = |node: &ExportNode| live.settings.tenant_of(node.id);
+        let served = tree.exports.iter();
+        let served = served.filter(|node| entry.offers(&node.name, tenant_of(node)));
+        let tls = entry.acceptor.as_ref().map_or("off", |one| match one.is_required() {
+            true => "require",
+            false => "on",
+        });
+        let verifies_clients = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
+        let kind = entry.spec.as_ref().map_or(ListenerKind::Nbd, |spec| spec.kind);
+        answers::Listener {
+            name: entry.name.as_ref().to_owned(),
+            kind: kind.word().to_owned(),
+            address: entry.address.clone(),
+            tenant: entry.spec.as_ref().and_then(|spec| Some(spec.tenant?.to_string())),
+            exports: served.map(|node| shown_name(&node.name).to_owned()).collect(),
+            connections: clients.get(&entry.name).copied().unwrap_or(0),
+            tls: tls.to_owned(),
+            verifies_clients,
         }
-        entry
-    }
-
-    fn close_listener(&self, entry: &ListenerEntry) -> Result<(), String> {
-        let order = ShardCommand::RemoveListener { number: entry.number };
-        self.order(order).map_err(RpcFault::into_message)?;
-        let key = entry.spec.as_ref().and_then(|spec| spec.address.key());
-        self.listeners.forget(key.as_deref());
-        Ok(())
-    }
-
-    /// Opens the socket of a new listener beside `others`.
-    fn open_listener(
-        &self,
-        others: &[ListenerEntry],
-        spec: &ListenerSpec,
-        acceptors: &mut Acceptors,
-    ) -> Result<(ListenerEntry, Listener), String> {
-        let acceptor = acceptors.get(&spec.tls).map_err(|error| error.to_string())?;
-        let is_free = |number: &u16| !others.iter().any(|entry| entry.number == *number);
-        let number = (0..LISTENERS_MAX as u16).find(is_free);
-        let number = number.ok_or_else(|| format!("a server has at most {LISTENERS_MAX}"))?;
-        let said = |error: ConfigError| error.message.to_string();
-        let (entry, listener) = ListenerEntry::open(number, spec, acceptor).map_err(said)?;
-        let (role, key) = (ListenerRole::Clients, spec.address.key());
-        self.listeners.keep(&listener, role, key).map_err(said)?;
-        Ok((entry, listener))
-    }
-
-    /// What the threads of vhost-user listeners have of the server.
-    pub fn front_ends(&self) -> FrontEndContext {
-        let (shards, tree) = (Arc::clone(&self.shards), Arc::clone(&self.tree));
-        let exports = Arc::clone(&lock(&self.inventory).exports);
-        let find = move |name: &str| {
-            let tree = tree.current();
-            let node = tree.exports.iter().find(|node| node.shown_name() == name)?;
-            // A write that is answered is in the image, or in memory that the next process has. A device or a wrapper in memory dies with the
-            // process, and a remote one may end later what a dead process had asked.
-            let is_through = matches!(node.mode, WriteMode::None | WriteMode::Writethrough);
-            let has_file = exports.lock().get(&node.id.0).is_some_and(|export| {
-                let spec = &export.spec.spec;
-                let is_file = matches!(
-                    spec.base,
-                    BaseDevice::File { .. } | BaseDevice::Overlay { .. } | BaseDevice::Image { .. }
-                );
-                is_file && !spec.wrappers.iter().any(Wrapper::holds_writes)
-            });
-            let outlives = has_file && (is_through || shards.keeper().memory().is_some());
-            Some(FoundExport { id: node.id, home: node.home, outlives })
-        };
-        FrontEndContext {
-            shared: Arc::clone(self.shards.shared()),
-            limits: self.client_limits,
-            find: Arc::new(find),
-        }
-    }
-
-    /// The rules for these listeners.
-    fn rules_for(&self, entries: &[ListenerEntry], access: &AccessSpec) -> Vec<Arc<AccessRules>> {
-        let (tree, configured) = (self.tree.current(), lock(&self.configured));
-        let served = tree.exports.iter().map(|export| export.name.as_str());
-        let absent = tree.absent.iter().map(|absent| absent.spec.name.as_str());
-        let configured = configured.iter().map(|export| export.name.as_str());
-        rules_for(entries, access, served.chain(absent).chain(configured))
-    }
-
-    fn set_rules(&self, rules: Vec<Arc<AccessRules>>) -> Result<(), RpcFault> {
-        self.order(ShardCommand::SetAccess { rules })
-    }
-
-    /// Gives a command, which is not refused, to the shard that accepts clients.
-    fn order(&self, command: ShardCommand) -> Result<(), RpcFault> {
-        let done = self.shards.command(ACCEPTS, command)?;
-        done.map(drop).map_err(|error| super::refused(&error))
-    }
-
-    /// The method `listeners`: one row for each. `clients` has the number of connections by listener.
-    pub fn listeners(&self, clients: &BTreeMap<Arc<str>, usize>) -> Vec<answers::Listener> {
-        let (tree, entries) = (self.tree.current(), self.listeners.entries());
-        let row = |entry: &ListenerEntry| {
-            let tenant_of = |node: &ExportNode| self.settings.tenant_of(node.id);
-            let served = tree.exports.iter();
-            let served = served.filter(|node| entry.offers(&node.name, tenant_of(node)));
-            let tls = entry.acceptor.as_ref().map_or("off", |one| match one.is_required() {
-                true => "require",
-                false => "on",
-            });
-            let verifies_clients = entry.acceptor.as_ref().is_some_and(|one| one.verifies_peers());
-            let kind = entry.spec.as_ref().map_or(ListenerKind::Nbd, |spec| spec.kind);
-            answers::Listener {
-                name: entry.name.as_ref().to_owned(),
-                kind: kind.word().to_owned(),
-                address: entry.address.clone(),
-                tenant: entry.spec.as_ref().and_then(|spec| Some(spec.tenant?.to_string())),
-                exports: served.map(|node| shown_name(&node.name).to_owned()).collect(),
-                connections: clients.get(&entry.name).copied().unwrap_or(0),
-                tls: tls.to_owned(),
-                verifies_clients,
-            }
-        };
-        entries.iter().map(row).collect()
-    }
+    };
+    entries.iter().map(row).collect()
 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::diff::Differences;
 use super::listeners::AccessReport;
+use super::listeners::apply_access;
 use super::{LiveChanges, wrong};
 use crate::access::{AccessSpec, ListenerSpec};
 use crate::config::{ConfigFile, ListenDefaults, ListenSection, Origin};
@@ -107,7 +108,7 @@ pub(crate) fn add(
     check_new(live, &spec)?;
     let name = spec.name.clone();
     access.added.push((section, spec));
-    let report = live.apply_access(&access.wanted());
+    let report = apply_access(live, &access.wanted());
     let entries = live.listeners.entries();
     let Some(entry) = entries.iter().find(|entry| *entry.name == *name) else {
         access.added.pop();
@@ -145,7 +146,7 @@ pub(crate) fn remove(live: &LiveChanges, name: &str) -> Result<answers::Listener
     if is_noted {
         access.removed.push(name.to_owned());
     }
-    let AccessReport { failed, .. } = live.apply_access(&access.wanted());
+    let AccessReport { failed, .. } = apply_access(live, &access.wanted());
     if live.listeners.entries().iter().any(|entry| *entry.name == *name) {
         access.added.extend(added);
         if is_noted {

@@ -66,11 +66,32 @@ use headworks_control::RpcFault;
 use headworks_nbd::tls::TlsOptions;
 use live_listeners::LiveAccess;
 
+#[cfg(test)]
+pub(crate) use add::add;
+pub(crate) use add::{add_by_words, add_late};
+pub(crate) use bases::share_bases;
+pub(crate) use clients::refuse_clients;
+pub(crate) use cut::cut;
+pub(crate) use diff::{diff, for_successor};
+pub(crate) use drain::drain;
+pub(crate) use exports::{deleted_images, exports};
+pub(crate) use freeze::{freeze, thaw};
+pub(crate) use hand_over::{volumes_to_flush, volumes_to_hand_over};
+pub(crate) use held_up::oldest_command;
 pub use listeners::AccessReport;
+pub(crate) use listeners::{front_ends, keep_access, listeners, load_access, narrow_access};
 pub use reconcile::ReloadReport;
+pub(crate) use reconcile::reconcile;
 pub use remove::RemovalWay;
+pub(crate) use remove::{abandoned_names, remove};
+pub(crate) use resize::resize_by_words;
 pub use retune::RetuneReport;
+pub(crate) use retune::retune;
+pub(crate) use snapshot::snapshot;
 pub use tenants::TenantReport;
+pub(crate) use tenants::{
+    add_tenant_by_words, forget_tenants, load_tenants, remove_tenant, tenants,
+};
 
 /// Names of exports as answers have them.
 fn names(exports: &[ExportNode]) -> Vec<String> {
@@ -80,7 +101,7 @@ fn names(exports: &[ExportNode]) -> Vec<String> {
 /// Pause before something busy is tried again.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Adds, removes, resizes and drains exports while the server runs.
+/// What changes of a running server work on. A change is a function of its own file.
 pub struct LiveChanges {
     shards: Arc<ShardLink>,
     tree: Arc<TreeCell>,
@@ -143,6 +164,11 @@ impl LiveChanges {
             client_limits: ServerOptions::default().connection_limits(),
             access: Mutex::default(),
         }
+    }
+
+    /// The exports that were given up.
+    pub fn abandoned(&self) -> &AbandonedExports {
+        &self.abandoned
     }
 
     /// Sets the listeners that the server starts with.

@@ -8,6 +8,9 @@ use std::io::ErrorKind;
 
 use headworks_core::{ConfigError, VolumeId};
 
+use super::absent::{put_absent, take_absent};
+use super::add::add;
+use super::remove::remove;
 use super::{LiveChanges, RemovalWay};
 use crate::assemble::side_by_side::side_by_side;
 use crate::assemble::{self, AbsentExport, ExportSource, ExportSpec};
@@ -53,139 +56,137 @@ struct ServedFile {
     size: u64,
 }
 
-impl LiveChanges {
-    /// Makes the exports match `wanted`; see [`crate::Reloader::reconcile`].
-    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
-        assemble::check_exports(&wanted)?;
-        *lock(&self.configured) = wanted.clone();
-        let mut reload = ReloadReport::default();
-        // Exports whose removal is in progress count as gone; adding one of them may fail.
-        let (mut there, mut unfinished) = (Vec::new(), Vec::new());
-        {
-            let inventory = lock(&self.inventory);
-            let of = |volume: VolumeId| inventory.volumes.get(&volume.0);
-            for Export { spec, state, volume, .. } in inventory.exports.lock().values() {
-                match state {
-                    ExportState::Serving => {
-                        there.push(ServedFile {
-                            spec: spec.clone(),
-                            image: of(*volume).and_then(|entry| entry.origin.identity),
-                            size: of(*volume).map_or(0, |entry| entry.config.options.size),
-                        });
-                    }
-                    ExportState::Stuck(_) => unfinished.push(spec.clone()),
-                    ExportState::Leaving | ExportState::Abandoned => {}
+/// Makes the exports match `wanted`; see [`crate::Reloader::reconcile`].
+pub fn reconcile(live: &LiveChanges, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
+    assemble::check_exports(&wanted)?;
+    *lock(&live.configured) = wanted.clone();
+    let mut reload = ReloadReport::default();
+    // Exports whose removal is in progress count as gone; adding one of them may fail.
+    let (mut there, mut unfinished) = (Vec::new(), Vec::new());
+    {
+        let inventory = lock(&live.inventory);
+        let of = |volume: VolumeId| inventory.volumes.get(&volume.0);
+        for Export { spec, state, volume, .. } in inventory.exports.lock().values() {
+            match state {
+                ExportState::Serving => {
+                    there.push(ServedFile {
+                        spec: spec.clone(),
+                        image: of(*volume).and_then(|entry| entry.origin.identity),
+                        size: of(*volume).map_or(0, |entry| entry.config.options.size),
+                    });
                 }
+                ExportState::Stuck(_) => unfinished.push(spec.clone()),
+                ExportState::Leaving | ExportState::Abandoned => {}
             }
         }
-        // Removals come first, to free ids and files.
-        for old in unfinished.iter().chain(there.iter().map(|there| &there.spec)) {
-            let stays = old.source == ExportSource::Control
-                || wanted.iter().any(|new| new.name == old.name);
-            if !stays || unfinished.iter().any(|stuck| stuck.name == old.name) {
-                match self.remove(&old.name, RemovalWay::Unused) {
-                    Ok(_) => reload.removed.push(shown(&old.name)),
-                    Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),
-                }
-            }
-        }
-        let lost = |absent: &&AbsentExport| {
-            absent.spec.source != ExportSource::Control
-                && !wanted.iter().any(|new| new.name == absent.spec.name)
-        };
-        for gone in self.tree.current().absent.iter().filter(lost) {
-            if self.take_absent(&gone.spec.name).unwrap_or(false) {
-                reload.removed.push(shown(&gone.spec.name));
-            }
-        }
-        let mut slow = Vec::new();
-        for new in wanted {
-            let name = shown(&new.name);
-            let is_there = there.iter().any(|old| old.spec.name == new.name);
-            if let Some(absent) = self.absent_if_missing(&new).filter(|_| !is_there) {
-                let reason = absent.reason.clone();
-                match self.put_absent(absent) {
-                    Ok(_) => reload.absent.push((name, reason)),
-                    Err(fault) => reload.failed.push((name, sentence(&fault))),
-                }
-                continue;
-            }
-            match there.iter().find(|old| old.spec.name == new.name) {
-                Some(old) => self.update(old, &new, &mut reload),
-                None if new.spec.base.may_wait() => slow.push(new),
-                None => reload.note_added(name, &self.add(new)),
-            }
-        }
-        let names: Vec<String> = slow.iter().map(|new| shown(&new.name)).collect();
-        for (name, added) in names.into_iter().zip(side_by_side(slow, |new| self.add(new))) {
-            reload.note_added(name, &added);
-        }
-        Ok(reload)
     }
-
-    /// The export as absent, if its image is missing and that is accepted.
-    fn absent_if_missing(&self, export: &ExportSpec) -> Option<AbsentExport> {
-        AbsentExport::of(export, self.shards.keeper().leftovers())
-            .filter(|_| self.missing == MissingImage::Absent)
+    // Removals come first, to free ids and files.
+    for old in unfinished.iter().chain(there.iter().map(|there| &there.spec)) {
+        let stays =
+            old.source == ExportSource::Control || wanted.iter().any(|new| new.name == old.name);
+        if !stays || unfinished.iter().any(|stuck| stuck.name == old.name) {
+            match remove(live, &old.name, RemovalWay::Unused) {
+                Ok(_) => reload.removed.push(shown(&old.name)),
+                Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),
+            }
+        }
     }
-
-    /// Applies the options of an export in both that take effect at once; other differences need a restart.
-    fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
+    let lost = |absent: &&AbsentExport| {
+        absent.spec.source != ExportSource::Control
+            && !wanted.iter().any(|new| new.name == absent.spec.name)
+    };
+    for gone in live.tree.current().absent.iter().filter(lost) {
+        if take_absent(live, &gone.spec.name).unwrap_or(false) {
+            reload.removed.push(shown(&gone.spec.name));
+        }
+    }
+    let mut slow = Vec::new();
+    for new in wanted {
         let name = shown(&new.name);
-        let (mut differs, mut set) = (Vec::new(), Vec::new());
-        let ServedFile { spec: old, image, size } = old;
-        if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
-            differs.push("its image");
-        } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
-            let why = format!(
-                "its image has {}, less than size={}; `ctl resize {name} {}` grows it, and the next start refuses it as it is",
-                display_size(*size),
-                display_size(wanted),
-                wanted
-            );
-            reload.kept.push((name.clone(), why));
-        }
-        let name_of = |spec: &ExportSpec| spec.device.as_ref().map(|device| device.name.clone());
-        if name_of(old) != name_of(new) {
-            differs.push("its device");
-        }
-        if old.read_only != new.read_only {
-            differs.push("read-only");
-        }
-        let changed = |option: &&ExportOption| !option.is_same(&old.share, &new.share);
-        let changed = || ExportOption::ALL.iter().copied().filter(|option| changed(&option));
-        let of_restart = |option: &ExportOption| option.row().effect == Effect::Restart;
-        differs.extend(changed().filter(of_restart).filter_map(OptionTable::own_key));
-        if !differs.is_empty() {
-            let why = format!(
-                "{} changed; restart the server, or remove and add the export",
-                differs.join(" and ")
-            );
-            reload.kept.push((name.clone(), why));
-        }
-        let tree = self.tree.current();
-        let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
-        let now = self.settings.of(entry.id).options;
-        // A value that `ctl` has set to the same is left alone.
-        for option in changed().filter(|option| option.is_live()) {
-            if option.is_same(&now, &new.share) {
-                continue;
+        let is_there = there.iter().any(|old| old.spec.name == new.name);
+        if let Some(absent) = absent_if_missing(live, &new).filter(|_| !is_there) {
+            let reason = absent.reason.clone();
+            match put_absent(live, absent) {
+                Ok(_) => reload.absent.push((name, reason)),
+                Err(fault) => reload.failed.push((name, sentence(&fault))),
             }
-            match self.settings.put_option(entry.id, option, &new.share) {
-                Ok(()) => set.push(option.said(&new.share)),
-                Err(fault) => reload.kept.push((name.clone(), sentence(&fault))),
-            }
+            continue;
         }
-        if !set.is_empty() {
-            reload.changed.push((name, set.join(", ")));
+        match there.iter().find(|old| old.spec.name == new.name) {
+            Some(old) => update(live, old, &new, &mut reload),
+            None if new.spec.base.may_wait() => slow.push(new),
+            None => reload.note_added(name, &add(live, new)),
         }
-        if let Some(record) = lock(&self.inventory).exports.lock().get_mut(&entry.id.0) {
-            record.spec.source = new.source;
-            record.spec.layers = new.layers.clone();
-            record.spec.certificates = new.certificates.clone();
-            for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
-                option.copy(&mut record.spec.share, &new.share);
-            }
+    }
+    let names: Vec<String> = slow.iter().map(|new| shown(&new.name)).collect();
+    for (name, added) in names.into_iter().zip(side_by_side(slow, |new| add(live, new))) {
+        reload.note_added(name, &added);
+    }
+    Ok(reload)
+}
+
+/// The export as absent, if its image is missing and that is accepted.
+fn absent_if_missing(live: &LiveChanges, export: &ExportSpec) -> Option<AbsentExport> {
+    AbsentExport::of(export, live.shards.keeper().leftovers())
+        .filter(|_| live.missing == MissingImage::Absent)
+}
+
+/// Applies the options of an export in both that take effect at once; other differences need a restart.
+fn update(live: &LiveChanges, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
+    let name = shown(&new.name);
+    let (mut differs, mut set) = (Vec::new(), Vec::new());
+    let ServedFile { spec: old, image, size } = old;
+    if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
+        differs.push("its image");
+    } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
+        let why = format!(
+            "its image has {}, less than size={}; `ctl resize {name} {}` grows it, and the next start refuses it as it is",
+            display_size(*size),
+            display_size(wanted),
+            wanted
+        );
+        reload.kept.push((name.clone(), why));
+    }
+    let name_of = |spec: &ExportSpec| spec.device.as_ref().map(|device| device.name.clone());
+    if name_of(old) != name_of(new) {
+        differs.push("its device");
+    }
+    if old.read_only != new.read_only {
+        differs.push("read-only");
+    }
+    let changed = |option: &&ExportOption| !option.is_same(&old.share, &new.share);
+    let changed = || ExportOption::ALL.iter().copied().filter(|option| changed(&option));
+    let of_restart = |option: &ExportOption| option.row().effect == Effect::Restart;
+    differs.extend(changed().filter(of_restart).filter_map(OptionTable::own_key));
+    if !differs.is_empty() {
+        let why = format!(
+            "{} changed; restart the server, or remove and add the export",
+            differs.join(" and ")
+        );
+        reload.kept.push((name.clone(), why));
+    }
+    let tree = live.tree.current();
+    let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
+    let now = live.settings.of(entry.id).options;
+    // A value that `ctl` has set to the same is left alone.
+    for option in changed().filter(|option| option.is_live()) {
+        if option.is_same(&now, &new.share) {
+            continue;
+        }
+        match live.settings.put_option(entry.id, option, &new.share) {
+            Ok(()) => set.push(option.said(&new.share)),
+            Err(fault) => reload.kept.push((name.clone(), sentence(&fault))),
+        }
+    }
+    if !set.is_empty() {
+        reload.changed.push((name, set.join(", ")));
+    }
+    if let Some(record) = lock(&live.inventory).exports.lock().get_mut(&entry.id.0) {
+        record.spec.source = new.source;
+        record.spec.layers = new.layers.clone();
+        record.spec.certificates = new.certificates.clone();
+        for option in ExportOption::ALL.iter().filter(|option| option.is_live()) {
+            option.copy(&mut record.spec.share, &new.share);
         }
     }
 }

@@ -14,8 +14,13 @@ use std::time::{Duration, Instant};
 
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 
-use super::abandon::AbandonedExports;
+use super::absent::take_absent;
 use super::add::being_added;
+use super::bases::remove_unused_bases;
+use super::drain::start_drain;
+use super::exports::export_report;
+use super::freeze::check_not_frozen;
+use super::held_up::held_up_by;
 use super::removal::{RemovalStep, RemovalSteps};
 use super::{Draining, LiveChanges, PAUSE, close, refused};
 use crate::assemble::shown_name;
@@ -86,289 +91,297 @@ impl ExportRemoval {
     }
 }
 
-impl LiveChanges {
-    /// Removes an export; its image is closed when this returns, if no other export uses it.
-    pub fn remove(&self, name: &str, way: RemovalWay) -> Result<answers::Removed, RpcFault> {
-        let removed = |name: &str, clients, closed| {
-            Ok(answers::Removed { export: name.to_owned(), clients, closed, abandoned: None })
-        };
-        if self.take_absent(name)? {
-            tracing::info!("export {} was removed; it was absent", shown_name(name));
-            return removed(shown_name(name), 0, true);
+/// Removes an export; its image is closed when this returns, if no other export uses it.
+pub fn remove(
+    live: &LiveChanges,
+    name: &str,
+    way: RemovalWay,
+) -> Result<answers::Removed, RpcFault> {
+    let removed = |name: &str, clients, closed| {
+        Ok(answers::Removed { export: name.to_owned(), clients, closed, abandoned: None })
+    };
+    if take_absent(live, name)? {
+        tracing::info!("export {} was removed; it was absent", shown_name(name));
+        return removed(shown_name(name), 0, true);
+    }
+    let mut removal = begin_removal(live, name, way)?;
+    let _shown = Draining::new(live, vec![removal.entry.id]);
+    let carried_out = carry_out(live, &mut removal);
+    // Before the lock of the image is given up, and without that of the inventory.
+    remove_marks(removal.mark.take());
+    let closed = match carried_out {
+        Ok(closed) => closed,
+        Err(fault) if way == RemovalWay::Abandoned && !is_stopping(&fault) => {
+            return live.abandoned.give_up(live, removal, &fault);
         }
-        let mut removal = self.begin_removal(name, way)?;
-        let _shown = Draining::new(self, vec![removal.entry.id]);
-        let carried_out = self.carry_out(&mut removal);
-        // Before the lock of the image is given up, and without that of the inventory.
-        remove_marks(removal.mark.take());
-        let closed = match carried_out {
-            Ok(closed) => closed,
-            Err(fault) if way == RemovalWay::Abandoned && !is_stopping(&fault) => {
-                return self.abandoned.give_up(self, removal, &fault);
-            }
-            Err(fault) => {
-                self.restore(&mut removal);
-                close(removal.released);
-                return Err(fault);
-            }
-        };
-        let ExportRemoval { entry, clients, released, .. } = removal;
-        close(released);
-        self.remove_unused_bases()?;
-        tracing::info!("export {} was removed", entry.shown_name());
-        removed(entry.shown_name(), clients as u64, closed)
-    }
-
-    /// The exports that were given up.
-    pub fn abandoned(&self) -> &AbandonedExports {
-        &self.abandoned
-    }
-
-    /// The names of exports that were given up, as long as their devices have not answered.
-    pub fn abandoned_names(&self) -> Vec<String> {
-        let inventory = lock(&self.inventory);
-        let all = inventory.exports.lock();
-        let given_up = all.values().filter(|record| !record.is_named());
-        given_up.map(|record| shown_name(&record.spec.name).to_owned()).collect()
-    }
-
-    /// Marks an export as leaving, if it may be removed.
-    fn begin_removal(&self, name: &str, way: RemovalWay) -> Result<ExportRemoval, RpcFault> {
-        let inventory = lock(&self.inventory);
-        // An export that some shards have removed is not in the tree.
-        let known = inventory.state(name);
-        let removal = match known {
-            Some(ExportState::Leaving) => return Err(being_removed(name)),
-            Some(ExportState::Stuck(steps)) => {
-                let entry = steps.entry.clone();
-                ExportRemoval::new(entry, way, Some(steps))
-            }
-            None if inventory.addition(name).is_some() => return Err(being_added(name)),
-            Some(ExportState::Serving | ExportState::Abandoned) | None => {
-                let entry = self.tree.current().find_export(name)?.clone();
-                let report = self.report_of(&entry)?;
-                Self::check_not_frozen(entry.shown_name(), report.frozen)?;
-                check_clients(&entry, &report, way)?;
-                if !inventory.shares_volume(entry.id) && way != RemovalWay::Abandoned {
-                    check_failed_data(&entry, &report)?;
-                }
-                ExportRemoval::new(entry, way, None)
-            }
-        };
-        if let Some(record) = inventory.exports.lock().get_mut(&removal.entry.id.0) {
-            record.state = ExportState::Leaving;
+        Err(fault) => {
+            restore(live, &mut removal);
+            close(removal.released);
+            return Err(fault);
         }
-        Ok(removal)
-    }
+    };
+    let ExportRemoval { entry, clients, released, .. } = removal;
+    close(released);
+    remove_unused_bases(live)?;
+    tracing::info!("export {} was removed", entry.shown_name());
+    removed(entry.shown_name(), clients as u64, closed)
+}
 
-    /// Ends a failed removal: the export serves again, or waits for another `remove` if shards have removed it.
-    pub(super) fn restore(&self, removal: &mut ExportRemoval) {
-        let inventory = lock(&self.inventory);
-        let id = removal.entry.id;
-        let state = match removal.steps.take().filter(RemovalSteps::has_begun) {
-            Some(steps) => ExportState::Stuck(steps),
-            None => {
-                let _ = self.hide(id, false);
-                ExportState::Serving
-            }
-        };
-        if let Some(record) = inventory.exports.lock().get_mut(&id.0) {
-            record.state = state;
+/// The names of exports that were given up, as long as their devices have not answered.
+pub fn abandoned_names(live: &LiveChanges) -> Vec<String> {
+    let inventory = lock(&live.inventory);
+    let all = inventory.exports.lock();
+    let given_up = all.values().filter(|record| !record.is_named());
+    given_up.map(|record| shown_name(&record.spec.name).to_owned()).collect()
+}
+
+/// Marks an export as leaving, if it may be removed.
+fn begin_removal(
+    live: &LiveChanges,
+    name: &str,
+    way: RemovalWay,
+) -> Result<ExportRemoval, RpcFault> {
+    let inventory = lock(&live.inventory);
+    // An export that some shards have removed is not in the tree.
+    let known = inventory.state(name);
+    let removal = match known {
+        Some(ExportState::Leaving) => return Err(being_removed(name)),
+        Some(ExportState::Stuck(steps)) => {
+            let entry = steps.entry.clone();
+            ExportRemoval::new(entry, way, Some(steps))
         }
-    }
-
-    /// Carries out the removal; returns whether the image is closed.
-    fn carry_out(&self, removal: &mut ExportRemoval) -> Result<bool, RpcFault> {
-        let patience = removal.way.patience();
-        if removal.steps.is_none() {
-            self.disconnect_clients(removal)?;
-            if self.forget_shared(&removal.entry)? {
-                return Ok(false);
+        None if inventory.addition(name).is_some() => return Err(being_added(name)),
+        Some(ExportState::Serving | ExportState::Abandoned) | None => {
+            let entry = live.tree.current().find_export(name)?.clone();
+            let report = report_of(live, &entry)?;
+            check_not_frozen(entry.shown_name(), report.frozen)?;
+            check_clients(&entry, &report, way)?;
+            if !inventory.shares_volume(entry.id) && way != RemovalWay::Abandoned {
+                check_failed_data(&entry, &report)?;
             }
-            check_failed_data(&removal.entry, &self.report_of(&removal.entry)?)?;
-            self.write_out_removed(&removal.entry, patience)?;
+            ExportRemoval::new(entry, way, None)
         }
-        let (since, mut pause) = (Instant::now(), PAUSE);
-        while let Some(what) = self.remove_from_shards(removal)? {
-            if since.elapsed() > patience {
-                return Err(unfinished(removal, what));
-            }
-            std::thread::sleep(pause);
-            pause = PAUSE_MAX.min(2 * pause);
+    };
+    if let Some(record) = inventory.exports.lock().get_mut(&removal.entry.id.0) {
+        record.state = ExportState::Leaving;
+    }
+    Ok(removal)
+}
+
+/// Ends a failed removal: the export serves again, or waits for another `remove` if shards have removed it.
+pub(super) fn restore(live: &LiveChanges, removal: &mut ExportRemoval) {
+    let inventory = lock(&live.inventory);
+    let id = removal.entry.id;
+    let state = match removal.steps.take().filter(RemovalSteps::has_begun) {
+        Some(steps) => ExportState::Stuck(steps),
+        None => {
+            let _ = hide(live, id, false);
+            ExportState::Serving
         }
-        Ok(true)
+    };
+    if let Some(record) = inventory.exports.lock().get_mut(&id.0) {
+        record.state = state;
     }
+}
 
-    pub(super) fn report_of(&self, entry: &ExportNode) -> Result<ExportReport, RpcFault> {
-        let report = self.export_report(entry.id)?;
-        report.ok_or_else(|| RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
-    }
-
-    fn hide(&self, export: ExportId, hidden: bool) -> Result<(), RpcFault> {
-        self.command_all(|| ShardCommand::Hide { export, hidden })
-    }
-
-    /// Hides the export and disconnects its clients.
-    fn disconnect_clients(&self, removal: &mut ExportRemoval) -> Result<(), RpcFault> {
-        let entry = &removal.entry;
-        self.hide(entry.id, true)?;
-        // A client may have connected before the export was hidden.
-        let report = self.report_of(entry)?;
-        check_clients(entry, &report, removal.way)?;
-        removal.clients = report.clients;
-        match report.clients {
-            0 => Ok(()),
-            _ => self.evict(entry, removal.way.patience()),
-        }
-    }
-
-    fn evict(&self, entry: &ExportNode, patience: Duration) -> Result<(), RpcFault> {
-        let (since, export) = (Instant::now(), entry.id);
-        let mut unread = false;
-        self.command_all(|| ShardCommand::Evict { export, unread: false })?;
-        loop {
-            let left = self.report_of(entry)?.clients;
-            if left == 0 {
-                return Ok(());
-            }
-            if since.elapsed() > UNREAD && !unread {
-                unread = true;
-                self.command_all(|| ShardCommand::Evict { export, unread })?;
-            }
-            if since.elapsed() > patience {
-                let name = entry.shown_name();
-                let held = self.held_up_by(entry.device);
-                let message = format!(
-                    "requests of {left} clients of export {name} are still in flight{held}; try again when the device has completed them, or give \
-                     the export up (`remove {name} --abandon`)"
-                );
-                return Err(RpcFault::refused("EBUSY", message));
-            }
-            std::thread::sleep(PAUSE);
-        }
-    }
-
-    /// Removes the name alone if another export has the same volume; false if none has.
-    pub(super) fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
-        let inventory = lock(&self.inventory);
-        if !inventory.shares_volume(entry.id) {
+/// Carries out the removal; returns whether the image is closed.
+fn carry_out(live: &LiveChanges, removal: &mut ExportRemoval) -> Result<bool, RpcFault> {
+    let patience = removal.way.patience();
+    if removal.steps.is_none() {
+        disconnect_clients(live, removal)?;
+        if forget_shared(live, &removal.entry)? {
             return Ok(false);
         }
-        self.tree.change(|tree| tree.exports.retain(|other| other.id != entry.id));
-        self.forget_export(&inventory, entry.id)?;
-        self.settings.divide_parts()?;
-        Ok(true)
+        check_failed_data(&removal.entry, &report_of(live, &removal.entry)?)?;
+        write_out_removed(live, &removal.entry, patience)?;
     }
-
-    fn forget_export(&self, inventory: &Inventory, export: ExportId) -> Result<(), RpcFault> {
-        self.command_all(|| ShardCommand::Forget { export })?;
-        inventory.exports.lock().remove(&export.0);
-        Ok(())
+    let (since, mut pause) = (Instant::now(), PAUSE);
+    while let Some(what) = remove_from_shards(live, removal)? {
+        if since.elapsed() > patience {
+            return Err(unfinished(removal, what));
+        }
+        std::thread::sleep(pause);
+        pause = PAUSE_MAX.min(2 * pause);
     }
+    Ok(true)
+}
 
-    /// Writes back all dirty data, as long as the device makes progress.
-    fn write_out_removed(&self, entry: &ExportNode, patience: Duration) -> Result<(), RpcFault> {
-        let name = entry.shown_name();
-        let (mut since, mut least) = (Instant::now(), u64::MAX);
-        let (mut dirty, mut status) = self.start_drain(entry.home, entry.volume)?;
-        loop {
-            if dirty < least {
-                (since, least) = (Instant::now(), dirty);
+pub(super) fn report_of(live: &LiveChanges, entry: &ExportNode) -> Result<ExportReport, RpcFault> {
+    let report = export_report(live, entry.id)?;
+    report.ok_or_else(|| RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
+}
+
+fn hide(live: &LiveChanges, export: ExportId, hidden: bool) -> Result<(), RpcFault> {
+    live.command_all(|| ShardCommand::Hide { export, hidden })
+}
+
+/// Hides the export and disconnects its clients.
+fn disconnect_clients(live: &LiveChanges, removal: &mut ExportRemoval) -> Result<(), RpcFault> {
+    let entry = &removal.entry;
+    hide(live, entry.id, true)?;
+    // A client may have connected before the export was hidden.
+    let report = report_of(live, entry)?;
+    check_clients(entry, &report, removal.way)?;
+    removal.clients = report.clients;
+    match report.clients {
+        0 => Ok(()),
+        _ => evict(live, entry, removal.way.patience()),
+    }
+}
+
+fn evict(live: &LiveChanges, entry: &ExportNode, patience: Duration) -> Result<(), RpcFault> {
+    let (since, export) = (Instant::now(), entry.id);
+    let mut unread = false;
+    live.command_all(|| ShardCommand::Evict { export, unread: false })?;
+    loop {
+        let left = report_of(live, entry)?.clients;
+        if left == 0 {
+            return Ok(());
+        }
+        if since.elapsed() > UNREAD && !unread {
+            unread = true;
+            live.command_all(|| ShardCommand::Evict { export, unread })?;
+        }
+        if since.elapsed() > patience {
+            let name = entry.shown_name();
+            let held = held_up_by(live, entry.device);
+            let message = format!(
+                "requests of {left} clients of export {name} are still in flight{held}; try again when the device has completed them, or give \
+                 the export up (`remove {name} --abandon`)"
+            );
+            return Err(RpcFault::refused("EBUSY", message));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Removes the name alone if another export has the same volume; false if none has.
+pub(super) fn forget_shared(live: &LiveChanges, entry: &ExportNode) -> Result<bool, RpcFault> {
+    let inventory = lock(&live.inventory);
+    if !inventory.shares_volume(entry.id) {
+        return Ok(false);
+    }
+    live.tree.change(|tree| tree.exports.retain(|other| other.id != entry.id));
+    forget_export(live, &inventory, entry.id)?;
+    live.settings.divide_parts()?;
+    Ok(true)
+}
+
+fn forget_export(
+    live: &LiveChanges,
+    inventory: &Inventory,
+    export: ExportId,
+) -> Result<(), RpcFault> {
+    live.command_all(|| ShardCommand::Forget { export })?;
+    inventory.exports.lock().remove(&export.0);
+    Ok(())
+}
+
+/// Writes back all dirty data, as long as the device makes progress.
+fn write_out_removed(
+    live: &LiveChanges,
+    entry: &ExportNode,
+    patience: Duration,
+) -> Result<(), RpcFault> {
+    let name = entry.shown_name();
+    let (mut since, mut least) = (Instant::now(), u64::MAX);
+    let (mut dirty, mut status) = start_drain(live, entry.home, entry.volume)?;
+    loop {
+        if dirty < least {
+            (since, least) = (Instant::now(), dirty);
+        }
+        match status.recv_timeout(PAUSE_MAX) {
+            Ok(Ok(())) => return Ok(()),
+            // A flush may time out, and a full shard takes it later: retry.
+            Ok(Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy)) => {
+                std::thread::sleep(PAUSE);
+                (dirty, status) = start_drain(live, entry.home, entry.volume)?;
             }
-            match status.recv_timeout(PAUSE_MAX) {
-                Ok(Ok(())) => return Ok(()),
-                // A flush may time out, and a full shard takes it later: retry.
-                Ok(Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy)) => {
-                    std::thread::sleep(PAUSE);
-                    (dirty, status) = self.start_drain(entry.home, entry.volume)?;
-                }
-                Ok(Err(error)) => {
-                    let message = format!(
-                        "export {name} could not be written out ({error}), so it is not removed; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
-                    );
-                    return Err(RpcFault::refused("EIO", message));
-                }
-                Err(RecvTimeoutError::Timeout) => dirty = self.report_of(entry)?.dirty,
-                Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
-            }
-            if since.elapsed() > patience {
-                let held = self.held_up_by(entry.device);
+            Ok(Err(error)) => {
                 let message = format!(
-                    "the device of export {name} makes no progress writing {dirty} dirty bytes{held}; the export is not removed, try again when the \
-                     device answers, or give the export up (`remove {name} --abandon`)"
+                    "export {name} could not be written out ({error}), so it is not removed; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
                 );
-                return Err(RpcFault::refused("EBUSY", message));
+                return Err(RpcFault::refused("EIO", message));
+            }
+            Err(RecvTimeoutError::Timeout) => dirty = report_of(live, entry)?.dirty,
+            Err(RecvTimeoutError::Disconnected) => return Err(stopping()),
+        }
+        if since.elapsed() > patience {
+            let held = held_up_by(live, entry.device);
+            let message = format!(
+                "the device of export {name} makes no progress writing {dirty} dirty bytes{held}; the export is not removed, try again when the \
+                 device answers, or give the export up (`remove {name} --abandon`)"
+            );
+            return Err(RpcFault::refused("EBUSY", message));
+        }
+    }
+}
+
+/// Removes the volume from every shard, and its device if that is empty then; returns the reason of a refusal.
+pub(super) fn remove_from_shards(
+    live: &LiveChanges,
+    removal: &mut ExportRemoval,
+) -> Result<Option<&'static str>, RpcFault> {
+    let mut inventory = lock(&live.inventory);
+    let ExportNode { id, volume, device, home, .. } = removal.entry;
+    let owner = inventory.devices.get(&device.0).map_or(home, |record| record.config.owner);
+    let steps = removal.steps.get_or_insert_with(|| {
+        RemovalSteps::new(removal.entry.clone(), owner, live.shards.count())
+    });
+    let before = live.tree.current();
+    // Readers of the tree must not find what a shard may have removed.
+    live.tree.change(|tree| remove_from_tree(tree, id, volume));
+    while let Some(step) = steps.step() {
+        let told = match step {
+            RemovalStep::Volume(shard) => {
+                live.shards.command(shard, ShardCommand::RemoveVolume { volume, device })?
+            }
+            RemovalStep::Device(shard) => {
+                live.shards.command(shard, ShardCommand::RemoveDevice { device })?
+            }
+            RemovalStep::VolumePlace => {
+                if !keeps_device(live, &mut inventory, (volume, device)) {
+                    steps.with_device();
+                }
+                inventory.volumes.remove(&volume.0);
+                removal.mark = removal.mark.take().or_else(|| live.shards.keeper().take(volume));
+                Ok(Released::new())
+            }
+            RemovalStep::DevicePlace => {
+                inventory.devices.remove(&device.0);
+                Ok(Released::new())
+            }
+        };
+        match told {
+            Ok(released) => removal.released.push(released),
+            Err(error) => {
+                if !steps.has_begun() {
+                    // The lock prevents other changes of the tree.
+                    live.tree.change(|tree| tree.clone_from(&before));
+                }
+                return busy_reason(&error);
             }
         }
+        steps.pass();
     }
+    forget_export(live, &inventory, id)?;
+    Ok(None)
+}
 
-    /// Removes the volume from every shard, and its device if that is empty then; returns the reason of a refusal.
-    pub(super) fn remove_from_shards(
-        &self,
-        removal: &mut ExportRemoval,
-    ) -> Result<Option<&'static str>, RpcFault> {
-        let mut inventory = lock(&self.inventory);
-        let ExportNode { id, volume, device, home, .. } = removal.entry;
-        let owner = inventory.devices.get(&device.0).map_or(home, |record| record.config.owner);
-        let steps = removal.steps.get_or_insert_with(|| {
-            RemovalSteps::new(removal.entry.clone(), owner, self.shards.count())
-        });
-        let before = self.tree.current();
-        // Readers of the tree must not find what a shard may have removed.
-        self.tree.change(|tree| remove_from_tree(tree, id, volume));
-        while let Some(step) = steps.step() {
-            let told = match step {
-                RemovalStep::Volume(shard) => {
-                    self.shards.command(shard, ShardCommand::RemoveVolume { volume, device })?
-                }
-                RemovalStep::Device(shard) => {
-                    self.shards.command(shard, ShardCommand::RemoveDevice { device })?
-                }
-                RemovalStep::VolumePlace => {
-                    if !self.keeps_device(&mut inventory, (volume, device)) {
-                        steps.with_device();
-                    }
-                    inventory.volumes.remove(&volume.0);
-                    removal.mark =
-                        removal.mark.take().or_else(|| self.shards.keeper().take(volume));
-                    Ok(Released::new())
-                }
-                RemovalStep::DevicePlace => {
-                    inventory.devices.remove(&device.0);
-                    Ok(Released::new())
-                }
-            };
-            match told {
-                Ok(released) => removal.released.push(released),
-                Err(error) => {
-                    if !steps.has_begun() {
-                        // The lock prevents other changes of the tree.
-                        self.tree.change(|tree| tree.clone_from(&before));
-                    }
-                    return busy_reason(&error);
-                }
-            }
-            steps.pass();
-        }
-        self.forget_export(&inventory, id)?;
-        Ok(None)
+/// Whether another volume is on the device; otherwise no image may join it any more.
+fn keeps_device(
+    live: &LiveChanges,
+    inventory: &mut Inventory,
+    (volume, device): (VolumeId, DeviceId),
+) -> bool {
+    if inventory.shares_device(volume) {
+        return true;
     }
-
-    /// Whether another volume is on the device; otherwise no image may join it any more.
-    fn keeps_device(
-        &self,
-        inventory: &mut Inventory,
-        (volume, device): (VolumeId, DeviceId),
-    ) -> bool {
-        if inventory.shares_device(volume) {
-            return true;
-        }
-        if let Some(record) = inventory.devices.get_mut(&device.0) {
-            record.common = None;
-        }
-        self.tree.change(|tree| tree.devices.retain(|known| known.id != device));
-        false
+    if let Some(record) = inventory.devices.get_mut(&device.0) {
+        record.common = None;
     }
+    live.tree.change(|tree| tree.devices.retain(|known| known.id != device));
+    false
 }
 
 pub(super) fn remove_from_tree(tree: &mut Tree, export: ExportId, volume: VolumeId) {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use headworks_core::{VolumeId, VolumeOptions};
 
+use super::exports::export_report;
+use super::freeze::check_not_frozen;
 use super::remove::being_removed;
 use super::{LiveChanges, refused};
 use crate::control::exports::ExportState;
@@ -83,171 +85,182 @@ fn gone(entry: &ExportNode) -> RpcFault {
     RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name()))
 }
 
-impl LiveChanges {
-    /// The method `resize`, with the parameters of a client.
-    pub fn resize_by_words(&self, asked: &methods::Resize) -> Result<answers::Resized, RpcFault> {
-        let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
-        let size = match &asked.size {
-            Size::Missing => None,
-            Size::Word(word) => Some(WantedSize::parse(word).map_err(invalid)?),
-            Size::Bytes(bytes) => Some(WantedSize::Exactly(*bytes)),
-        };
-        self.resize(&asked.export, size)
-    }
+/// The method `resize`, with the parameters of a client.
+pub fn resize_by_words(
+    live: &LiveChanges,
+    asked: &methods::Resize,
+) -> Result<answers::Resized, RpcFault> {
+    let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
+    let size = match &asked.size {
+        Size::Missing => None,
+        Size::Word(word) => Some(WantedSize::parse(word).map_err(invalid)?),
+        Size::Bytes(bytes) => Some(WantedSize::Exactly(*bytes)),
+    };
+    resize(live, &asked.export, size)
+}
 
-    fn resize(&self, name: &str, wanted: Option<WantedSize>) -> Result<answers::Resized, RpcFault> {
-        let asked = self.begin_resize(name, wanted)?;
-        let Resizing { entry, watch, now, wanted, .. } = &asked;
-        let size = match watch {
-            Some(watch) => self.size_of_file(entry, watch, (*wanted, *now, asked.block))?,
-            None => wanted.ok_or_else(|| {
-                let message = "it has the size it was given; say which it shall have";
-                RpcFault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
-            })?,
-        };
-        may_become(entry, *now, size, asked.options.size_max())?;
-        if let Some(watch) = watch
-            && wanted.is_some()
-            && size > watch.current_size().unwrap_or(size)
-        {
-            if asked.options.read_only {
-                let name = entry.shown_name();
-                let message = format!("{name}: its image is open for reading alone");
-                return Err(RpcFault::refused("EROFS", message));
-            }
-            self.lengthen(entry, watch, size)?;
-        }
-        if size > *now {
-            self.finish_resize(name, &asked, size)?;
-        }
-        Ok(answers::Resized { export: entry.shown_name().to_owned(), size, before: *now })
-    }
-
-    /// Finds out whether an export may be resized now, and keeps other resizes of it out.
-    fn begin_resize(
-        &self,
-        name: &str,
-        wanted: Option<WantedSize>,
-    ) -> Result<Resizing<'_>, RpcFault> {
-        let mut inventory = lock(&self.inventory);
-        let entry = self.may_resize(&inventory, name)?;
-        let report = self.export_report(entry.id)?;
-        let now = report.and_then(|report| report.size).unwrap_or_default();
-        let Some(VolumeEntry { config, origin, .. }) = inventory.volumes.get(&entry.volume.0)
-        else {
-            return Err(gone(&entry));
-        };
-        if matches!(origin.spec.base, BaseDevice::Overlay { .. }) {
+fn resize(
+    live: &LiveChanges,
+    name: &str,
+    wanted: Option<WantedSize>,
+) -> Result<answers::Resized, RpcFault> {
+    let asked = begin_resize(live, name, wanted)?;
+    let Resizing { entry, watch, now, wanted, .. } = &asked;
+    let size = match watch {
+        Some(watch) => size_of_file(entry, watch, (*wanted, *now, asked.block))?,
+        None => wanted.ok_or_else(|| {
+            let message = "it has the size it was given; say which it shall have";
+            RpcFault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
+        })?,
+    };
+    may_become(entry, *now, size, asked.options.size_max())?;
+    if let Some(watch) = watch
+        && wanted.is_some()
+        && size > watch.current_size().unwrap_or(size)
+    {
+        if asked.options.read_only {
             let name = entry.shown_name();
-            let message = format!(
-                "{name} is an overlay, whose size does not change; `headworks image create --size` makes a larger one on it"
-            );
-            return Err(RpcFault::refused("EINVAL", message));
+            let message = format!("{name}: its image is open for reading alone");
+            return Err(RpcFault::refused("EROFS", message));
         }
-        let (options, watch, block) =
-            (config.options, origin.watch.clone(), origin.block_size.into());
-        if inventory.resizing.contains(&entry.volume) {
-            let name = entry.shown_name();
-            let message = format!("{name} is being resized; try again when that is done");
-            return Err(RpcFault::refused("EBUSY", message));
-        }
-        // No other resize comes between.
-        let wanted = wanted.map(|wanted| size_of(&entry, now, wanted)).transpose()?;
-        inventory.resizing.push(entry.volume);
-        Ok(Resizing { changes: self, entry, options, block, watch, now, wanted })
+        lengthen(live, entry, watch, size)?;
     }
-
-    /// The export, if it is served and not frozen.
-    fn may_resize(&self, inventory: &Inventory, name: &str) -> Result<ExportNode, RpcFault> {
-        let known = inventory.state(name);
-        if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
-            return Err(being_removed(name));
-        }
-        let entry = self.tree.current().find_export(name)?.clone();
-        let report = self.export_report(entry.id)?;
-        Self::check_not_frozen(name, report.is_some_and(|report| report.frozen))?;
-        Ok(entry)
+    if size > *now {
+        finish_resize(live, name, &asked, size)?;
     }
+    Ok(answers::Resized { export: entry.shown_name().to_owned(), size, before: *now })
+}
 
-    /// Tells all shards of a size that the image has, unless the export has gone or has another image meanwhile.
-    fn finish_resize(&self, name: &str, asked: &Resizing<'_>, size: u64) -> Result<(), RpcFault> {
-        let mut inventory = lock(&self.inventory);
-        let entry = self.may_resize(&inventory, name)?;
-        let record = inventory.volumes.get_mut(&entry.volume.0);
-        let file = |watch: &SizeWatch| Arc::as_ptr(watch.lock());
-        let is_same = |record: &&mut VolumeEntry| {
-            entry.volume == asked.entry.volume
-                && record.origin.watch.as_ref().map(file) == asked.watch.as_ref().map(file)
-        };
-        let record = record.filter(is_same).ok_or_else(|| gone(&asked.entry))?;
-        // Before a block behind the old end can be dirty.
-        self.shards.keeper().resize(entry.volume, size);
-        self.grow(&entry, size)?;
-        record.config.options.size = size;
-        tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
-        Ok(())
-    }
-
-    /// The new size of an export of a file.
-    fn size_of_file(
-        &self,
-        entry: &ExportNode,
-        watch: &SizeWatch,
-        (wanted, now, block): (Option<u64>, u64, u64),
-    ) -> Result<u64, RpcFault> {
+/// Finds out whether an export may be resized now, and keeps other resizes of it out.
+fn begin_resize<'a>(
+    live: &'a LiveChanges,
+    name: &str,
+    wanted: Option<WantedSize>,
+) -> Result<Resizing<'a>, RpcFault> {
+    let mut inventory = lock(&live.inventory);
+    let entry = may_resize(live, &inventory, name)?;
+    let report = export_report(live, entry.id)?;
+    let now = report.and_then(|report| report.size).unwrap_or_default();
+    let Some(VolumeEntry { config, origin, .. }) = inventory.volumes.get(&entry.volume.0) else {
+        return Err(gone(&entry));
+    };
+    if matches!(origin.spec.base, BaseDevice::Overlay { .. }) {
         let name = entry.shown_name();
-        let present = watch.current_size().map_err(|error| {
-            RpcFault::refused(
-                "EIO",
-                format!("{name}: its image cannot be asked for its size: {error}"),
-            )
-        })?;
-        let present = present / block * block;
-        let Some(size) = wanted else { return Ok(present) };
-        if !size.is_multiple_of(block) {
-            let message = format!("{name}: {size} is not a multiple of its block size {block}");
-            return Err(RpcFault::refused("EINVAL", message));
-        }
-        if !watch.is_regular() && size != present {
-            let message = format!(
-                "{name} is a disk of {present} bytes; leave the size away to serve all of it"
-            );
-            return Err(RpcFault::refused("EINVAL", message));
-        }
-        if size < present && size >= now {
-            let message =
-                format!("{name}: its image has {present} bytes already; leave the size away");
-            return Err(RpcFault::refused("EINVAL", message));
-        }
-        Ok(size)
+        let message = format!(
+            "{name} is an overlay, whose size does not change; `headworks image create --size` makes a larger one on it"
+        );
+        return Err(RpcFault::refused("EINVAL", message));
     }
+    let (options, watch, block) = (config.options, origin.watch.clone(), origin.block_size.into());
+    if inventory.resizing.contains(&entry.volume) {
+        let name = entry.shown_name();
+        let message = format!("{name} is being resized; try again when that is done");
+        return Err(RpcFault::refused("EBUSY", message));
+    }
+    // No other resize comes between.
+    let wanted = wanted.map(|wanted| size_of(&entry, now, wanted)).transpose()?;
+    inventory.resizing.push(entry.volume);
+    Ok(Resizing { changes: live, entry, options, block, watch, now, wanted })
+}
 
-    fn lengthen(&self, entry: &ExportNode, watch: &SizeWatch, size: u64) -> Result<(), RpcFault> {
-        let volume = entry.volume;
-        self.shards
-            .command(entry.home, ShardCommand::Expect { volume, size })?
-            .map_err(|error| refused(&error))?;
-        watch.lengthen(size).map_err(|error| {
-            let errno = match error.raw_os_error() {
-                Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => "ENOSPC",
-                Some(libc::EBADF | libc::EINVAL | libc::EPERM | libc::EROFS) => "EROFS",
-                _ => "EIO",
-            };
-            let name = entry.shown_name();
-            RpcFault::refused(errno, format!("{name}: cannot grow the image: {error}"))
-        })
+/// The export, if it is served and not frozen.
+fn may_resize(
+    live: &LiveChanges,
+    inventory: &Inventory,
+    name: &str,
+) -> Result<ExportNode, RpcFault> {
+    let known = inventory.state(name);
+    if known.is_some_and(|state| !matches!(state, ExportState::Serving)) {
+        return Err(being_removed(name));
     }
+    let entry = live.tree.current().find_export(name)?.clone();
+    let report = export_report(live, entry.id)?;
+    check_not_frozen(name, report.is_some_and(|report| report.frozen))?;
+    Ok(entry)
+}
 
-    /// Tells every shard, the owner of the device first.
-    fn grow(&self, entry: &ExportNode, size: u64) -> Result<(), RpcFault> {
-        let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
-        let owner = self.tree.current().device(device).map_or(entry.home, |device| device.owner);
-        for shard in self.shards.ids_from(owner) {
-            let order = ShardCommand::Grow { volume, device, size };
-            self.shards.command(shard, order)?.map_err(|error| refused(&error))?;
-        }
-        Ok(())
+/// Tells all shards of a size that the image has, unless the export has gone or has another image meanwhile.
+fn finish_resize(
+    live: &LiveChanges,
+    name: &str,
+    asked: &Resizing<'_>,
+    size: u64,
+) -> Result<(), RpcFault> {
+    let mut inventory = lock(&live.inventory);
+    let entry = may_resize(live, &inventory, name)?;
+    let record = inventory.volumes.get_mut(&entry.volume.0);
+    let file = |watch: &SizeWatch| Arc::as_ptr(watch.lock());
+    let is_same = |record: &&mut VolumeEntry| {
+        entry.volume == asked.entry.volume
+            && record.origin.watch.as_ref().map(file) == asked.watch.as_ref().map(file)
+    };
+    let record = record.filter(is_same).ok_or_else(|| gone(&asked.entry))?;
+    // Before a block behind the old end can be dirty.
+    live.shards.keeper().resize(entry.volume, size);
+    grow(live, &entry, size)?;
+    record.config.options.size = size;
+    tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
+    Ok(())
+}
+
+/// The new size of an export of a file.
+fn size_of_file(
+    entry: &ExportNode,
+    watch: &SizeWatch,
+    (wanted, now, block): (Option<u64>, u64, u64),
+) -> Result<u64, RpcFault> {
+    let name = entry.shown_name();
+    let present = watch.current_size().map_err(|error| {
+        RpcFault::refused("EIO", format!("{name}: its image cannot be asked for its size: {error}"))
+    })?;
+    let present = present / block * block;
+    let Some(size) = wanted else { return Ok(present) };
+    if !size.is_multiple_of(block) {
+        let message = format!("{name}: {size} is not a multiple of its block size {block}");
+        return Err(RpcFault::refused("EINVAL", message));
     }
+    if !watch.is_regular() && size != present {
+        let message =
+            format!("{name} is a disk of {present} bytes; leave the size away to serve all of it");
+        return Err(RpcFault::refused("EINVAL", message));
+    }
+    if size < present && size >= now {
+        let message = format!("{name}: its image has {present} bytes already; leave the size away");
+        return Err(RpcFault::refused("EINVAL", message));
+    }
+    Ok(size)
+}
+
+fn lengthen(
+    live: &LiveChanges,
+    entry: &ExportNode,
+    watch: &SizeWatch,
+    size: u64,
+) -> Result<(), RpcFault> {
+    let volume = entry.volume;
+    live.shards
+        .command(entry.home, ShardCommand::Expect { volume, size })?
+        .map_err(|error| refused(&error))?;
+    watch.lengthen(size).map_err(|error| {
+        let errno = match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => "ENOSPC",
+            Some(libc::EBADF | libc::EINVAL | libc::EPERM | libc::EROFS) => "EROFS",
+            _ => "EIO",
+        };
+        let name = entry.shown_name();
+        RpcFault::refused(errno, format!("{name}: cannot grow the image: {error}"))
+    })
+}
+
+/// Tells every shard, the owner of the device first.
+fn grow(live: &LiveChanges, entry: &ExportNode, size: u64) -> Result<(), RpcFault> {
+    let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
+    let owner = live.tree.current().device(device).map_or(entry.home, |device| device.owner);
+    for shard in live.shards.ids_from(owner) {
+        let order = ShardCommand::Grow { volume, device, size };
+        live.shards.command(shard, order)?.map_err(|error| refused(&error))?;
+    }
+    Ok(())
 }
 
 /// The size that is asked for; whether the export may have it is checked as for one that was given.

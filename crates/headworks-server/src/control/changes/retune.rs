@@ -26,49 +26,45 @@ pub struct RetuneReport {
     pub restart: Vec<String>,
 }
 
-impl LiveChanges {
-    /// Sets what differs between the last configuration and `wanted`, which becomes the last one.
-    pub fn retune(&self, wanted: ConfiguredTunables) -> RetuneReport {
-        let mut report = RetuneReport::default();
-        let last = std::mem::replace(&mut *lock(&self.tunables), wanted.clone());
-        // Without a cache there is no write-back to set.
-        let has_cache = !self.tree.current().caching.is_empty();
-        let dirty = if has_cache { dirty_changes(&last.dirty, &wanted.dirty) } else { Vec::new() };
-        for (tunable, number) in dirty {
-            let value = word(&dirty_value(tunable, number));
-            self.set_one(format!("vm/{}", tunable.name()), &value, &mut report);
-        }
-        if last.limits != wanted.limits
-            && self.settings.limits(LimitTarget::Server) != wanted.limits
-        {
-            let path = "server".to_owned();
-            match self.settings.set_server_limits(wanted.limits) {
-                Ok(()) => report.set.push((path, shown_limits(&wanted.limits))),
-                Err(fault) => report.refused.push((path, fault.message().to_owned())),
-            }
-        }
-        let devices = self.tree.current().devices.iter().map(|node| node.id).collect::<Vec<_>>();
-        for device in devices {
-            let name = lock(&self.inventory).named_device(device);
-            for (tunable, value) in queue_changes(&last, &wanted, name.as_deref()) {
-                let path = format!("{}/queue/{}", device_name(device), tunable.name());
-                // What was found at the start is known no more.
-                let unsaid = is_probed(tunable) && wanted.value(name.as_deref(), tunable).is_none();
-                match tunable.is_live() && !unsaid {
-                    true => self.set_one(path, &value, &mut report),
-                    false => report.restart.push(path),
-                }
-            }
-        }
-        lock(&self.inventory).set_queue(wanted.queue);
-        report
+/// Sets what differs between the last configuration and `wanted`, which becomes the last one.
+pub fn retune(live: &LiveChanges, wanted: ConfiguredTunables) -> RetuneReport {
+    let mut report = RetuneReport::default();
+    let last = std::mem::replace(&mut *lock(&live.tunables), wanted.clone());
+    // Without a cache there is no write-back to set.
+    let has_cache = !live.tree.current().caching.is_empty();
+    let dirty = if has_cache { dirty_changes(&last.dirty, &wanted.dirty) } else { Vec::new() };
+    for (tunable, number) in dirty {
+        let value = word(&dirty_value(tunable, number));
+        set_one(live, format!("vm/{}", tunable.name()), &value, &mut report);
     }
-
-    fn set_one(&self, path: String, value: &str, report: &mut RetuneReport) {
-        match self.settings.set(&path, value) {
-            Ok(_) => report.set.push((path, value.to_owned())),
+    if last.limits != wanted.limits && live.settings.limits(LimitTarget::Server) != wanted.limits {
+        let path = "server".to_owned();
+        match live.settings.set_server_limits(wanted.limits) {
+            Ok(()) => report.set.push((path, shown_limits(&wanted.limits))),
             Err(fault) => report.refused.push((path, fault.message().to_owned())),
         }
+    }
+    let devices = live.tree.current().devices.iter().map(|node| node.id).collect::<Vec<_>>();
+    for device in devices {
+        let name = lock(&live.inventory).named_device(device);
+        for (tunable, value) in queue_changes(&last, &wanted, name.as_deref()) {
+            let path = format!("{}/queue/{}", device_name(device), tunable.name());
+            // What was found at the start is known no more.
+            let unsaid = is_probed(tunable) && wanted.value(name.as_deref(), tunable).is_none();
+            match tunable.is_live() && !unsaid {
+                true => set_one(live, path, &value, &mut report),
+                false => report.restart.push(path),
+            }
+        }
+    }
+    lock(&live.inventory).set_queue(wanted.queue);
+    report
+}
+
+fn set_one(live: &LiveChanges, path: String, value: &str, report: &mut RetuneReport) {
+    match live.settings.set(&path, value) {
+        Ok(_) => report.set.push((path, value.to_owned())),
+        Err(fault) => report.refused.push((path, fault.message().to_owned())),
     }
 }
 

@@ -8,6 +8,7 @@ use headworks_core::{Op, TenantId, VolumeId};
 use serde_json::Value;
 
 use super::diff::DropInReader;
+use super::exports::export_reports;
 use super::exports::some_target;
 use super::{LiveChanges, wrong};
 use crate::assemble::TenantSpec;
@@ -78,211 +79,212 @@ fn sums_by_tenant<'a>(
     all
 }
 
-impl LiveChanges {
-    /// The method `tenants`: one row for each.
-    pub fn tenants(
-        &self,
-        latencies: &Latencies,
-        counts: &NodeCounts,
-    ) -> Result<Vec<answers::Tenant>, RpcFault> {
-        let sums = self.tenant_sums(latencies)?;
-        let uses = self.settings.cache_uses()?;
-        let row = |(id, entry): (TenantId, &TenantEntry)| {
-            let sum = sums.get(&id).copied().unwrap_or_default();
-            let targets = counts.targets.tenants.get(&id).copied().unwrap_or_default();
-            let used = uses.get(&id).copied().unwrap_or_default();
-            answers::Tenant {
-                name: entry.spec.name.as_str().to_owned(),
-                weight: entry.now.weight,
-                ioprio_max: entry.now.ioprio_max.map(|ioprio| ioprio.to_string()),
-                exports: sum.exports,
-                clients: sum.clients,
-                read_bytes: sum.read_bytes,
-                written_bytes: sum.written_bytes,
-                dirty: sum.dirty,
-                cached: used.cached,
-                limited_seconds: counts.limited_seconds(LimitTarget::Tenant(id)),
-                latency_target_us: some_target(entry.now.latency_target_us),
-                target_requests: targets.ended,
-                target_missed: targets.missed,
-                target_held: targets.held,
-            }
-        };
-        Ok(self.settings.tenants().iter().map(row).collect())
-    }
-
-    /// Sums over the exports of each tenant.
-    pub fn tenant_sums(
-        &self,
-        latencies: &Latencies,
-    ) -> Result<BTreeMap<TenantId, TenantSums>, RpcFault> {
-        let (tree, reports) = (self.tree.current(), self.export_reports()?);
-        Ok(sums_by_tenant(tree.exports.iter().map(|node| ExportCounts {
-            tenant: self.settings.of(node.id).tenant,
-            volume: node.volume,
-            report: reports.get(&node.id),
-            latency: latencies.get(&node.id),
-        })))
-    }
-
-    /// The method `add-tenant`, with the words of `--tenant`.
-    pub fn add_tenant_by_words(&self, words: &str) -> Result<answers::TenantChange, RpcFault> {
-        let spec = TenantSpec::parse(words, ExportSource::Control);
-        self.add_tenant(spec.map_err(|error| wrong(&error))?)
-    }
-
-    fn add_tenant(&self, spec: TenantSpec) -> Result<answers::TenantChange, RpcFault> {
-        self.settings.add_tenant(spec)?;
-        tracing::info!("tenant {} was added", spec.name);
-        Ok(answers::TenantChange { tenant: spec.name.as_str().to_owned() })
-    }
-
-    /// The method `remove-tenant`: refused while an export names it.
-    pub fn remove_tenant(&self, name: &str) -> Result<answers::TenantChange, RpcFault> {
-        // Held, so that no export of the tenant is added meanwhile.
-        let inventory = lock(&self.inventory);
-        self.settings.remove_tenant(name, |id| self.first_export(&inventory, name, id))?;
-        tracing::info!("tenant {name} was removed");
-        Ok(answers::TenantChange { tenant: name.to_owned() })
-    }
-
-    /// An export of a tenant, those that are being removed and absent ones included.
-    fn first_export(&self, inventory: &Inventory, name: &str, id: TenantId) -> Option<String> {
-        let served = {
-            let exports = inventory.exports.lock();
-            let own = exports.values().find(|export| export.now.tenant == id);
-            own.map(|export| shown_name(&export.spec.name).to_owned())
-        };
-        served.or_else(|| {
-            let tree = self.tree.current();
-            let of = |tenant: Option<TenantName>| tenant.is_some_and(|own| own.as_str() == name);
-            let absent = tree.absent.iter().find(|absent| of(absent.spec.share.tenant));
-            absent.map(|absent| shown_name(&absent.spec.name).to_owned())
-        })
-    }
-
-    /// Adds the tenants of a configuration, and sets what differs from the one loaded before; see
-    /// [`Reloader::tenants`](crate::Reloader::tenants).
-    pub fn load_tenants(&self, wanted: &[TenantSpec]) -> TenantReport {
-        let mut report = TenantReport::default();
-        for new in wanted {
-            let known = self.settings.tenants();
-            let Some(id) = known.find(new.name.as_str()) else {
-                match self.settings.add_tenant(*new) {
-                    Ok(_) => report.changed.push(format!("tenant {} was added", new.name)),
-                    Err(fault) => report.refused.push(fault.message().to_owned()),
-                }
-                continue;
-            };
-            let Some(TenantEntry { spec: old, now }) = known.get(id) else { continue };
-            // A value of `ctl set` stays until the configuration says another one.
-            let mut options = *now;
-            for option in TenantOption::ALL.iter() {
-                if !option.is_same(&old.options, &new.options) {
-                    option.copy(&mut options, &new.options);
-                }
-            }
-            let differs = options != *now;
-            let set = self.settings.load_tenant(id, *new, options);
-            match set {
-                Err(fault) => report.refused.push(fault.message().to_owned()),
-                Ok(()) if differs => {
-                    let differs =
-                        TenantOption::ALL.iter().filter(|one| !one.is_same(now, &options));
-                    let words: Vec<String> = differs.map(|one| one.said(&options)).collect();
-                    report.changed.push(format!(
-                        "tenant {} has {} now",
-                        new.name,
-                        words.join(", ")
-                    ));
-                }
-                Ok(()) => {}
-            }
+/// The method `tenants`: one row for each.
+pub fn tenants(
+    live: &LiveChanges,
+    latencies: &Latencies,
+    counts: &NodeCounts,
+) -> Result<Vec<answers::Tenant>, RpcFault> {
+    let sums = tenant_sums(live, latencies)?;
+    let uses = live.settings.cache_uses()?;
+    let row = |(id, entry): (TenantId, &TenantEntry)| {
+        let sum = sums.get(&id).copied().unwrap_or_default();
+        let targets = counts.targets.tenants.get(&id).copied().unwrap_or_default();
+        let used = uses.get(&id).copied().unwrap_or_default();
+        answers::Tenant {
+            name: entry.spec.name.as_str().to_owned(),
+            weight: entry.now.weight,
+            ioprio_max: entry.now.ioprio_max.map(|ioprio| ioprio.to_string()),
+            exports: sum.exports,
+            clients: sum.clients,
+            read_bytes: sum.read_bytes,
+            written_bytes: sum.written_bytes,
+            dirty: sum.dirty,
+            cached: used.cached,
+            limited_seconds: counts.limited_seconds(LimitTarget::Tenant(id)),
+            latency_target_us: some_target(entry.now.latency_target_us),
+            target_requests: targets.ended,
+            target_missed: targets.missed,
+            target_held: targets.held,
         }
-        *lock(&self.configured_tenants) = wanted.to_vec();
-        report
-    }
+    };
+    Ok(live.settings.tenants().iter().map(row).collect())
+}
 
-    /// Removes the tenants that the last configuration does not have; those that `ctl` added stay.
-    pub fn forget_tenants(&self) -> TenantReport {
-        let wanted = lock(&self.configured_tenants).clone();
-        let mut report = TenantReport::default();
-        for (_, entry) in self.settings.tenants().iter() {
-            let name = entry.spec.name;
-            let stays = entry.spec.source == ExportSource::Control
-                || wanted.iter().any(|wanted| wanted.name == name);
-            if stays {
-                continue;
-            }
-            match self.remove_tenant(name.as_str()) {
-                Ok(_) => report.changed.push(format!("tenant {name} was removed")),
+/// Sums over the exports of each tenant.
+pub fn tenant_sums(
+    live: &LiveChanges,
+    latencies: &Latencies,
+) -> Result<BTreeMap<TenantId, TenantSums>, RpcFault> {
+    let (tree, reports) = (live.tree.current(), export_reports(live)?);
+    Ok(sums_by_tenant(tree.exports.iter().map(|node| ExportCounts {
+        tenant: live.settings.of(node.id).tenant,
+        volume: node.volume,
+        report: reports.get(&node.id),
+        latency: latencies.get(&node.id),
+    })))
+}
+
+/// The method `add-tenant`, with the words of `--tenant`.
+pub fn add_tenant_by_words(
+    live: &LiveChanges,
+    words: &str,
+) -> Result<answers::TenantChange, RpcFault> {
+    let spec = TenantSpec::parse(words, ExportSource::Control);
+    add_tenant(live, spec.map_err(|error| wrong(&error))?)
+}
+
+fn add_tenant(live: &LiveChanges, spec: TenantSpec) -> Result<answers::TenantChange, RpcFault> {
+    live.settings.add_tenant(spec)?;
+    tracing::info!("tenant {} was added", spec.name);
+    Ok(answers::TenantChange { tenant: spec.name.as_str().to_owned() })
+}
+
+/// The method `remove-tenant`: refused while an export names it.
+pub fn remove_tenant(live: &LiveChanges, name: &str) -> Result<answers::TenantChange, RpcFault> {
+    // Held, so that no export of the tenant is added meanwhile.
+    let inventory = lock(&live.inventory);
+    live.settings.remove_tenant(name, |id| first_export(live, &inventory, name, id))?;
+    tracing::info!("tenant {name} was removed");
+    Ok(answers::TenantChange { tenant: name.to_owned() })
+}
+
+/// An export of a tenant, those that are being removed and absent ones included.
+fn first_export(
+    live: &LiveChanges,
+    inventory: &Inventory,
+    name: &str,
+    id: TenantId,
+) -> Option<String> {
+    let served = {
+        let exports = inventory.exports.lock();
+        let own = exports.values().find(|export| export.now.tenant == id);
+        own.map(|export| shown_name(&export.spec.name).to_owned())
+    };
+    served.or_else(|| {
+        let tree = live.tree.current();
+        let of = |tenant: Option<TenantName>| tenant.is_some_and(|own| own.as_str() == name);
+        let absent = tree.absent.iter().find(|absent| of(absent.spec.share.tenant));
+        absent.map(|absent| shown_name(&absent.spec.name).to_owned())
+    })
+}
+
+/// Adds the tenants of a configuration, and sets what differs from the one loaded before; see
+/// [`Reloader::tenants`](crate::Reloader::tenants).
+pub fn load_tenants(live: &LiveChanges, wanted: &[TenantSpec]) -> TenantReport {
+    let mut report = TenantReport::default();
+    for new in wanted {
+        let known = live.settings.tenants();
+        let Some(id) = known.find(new.name.as_str()) else {
+            match live.settings.add_tenant(*new) {
+                Ok(_) => report.changed.push(format!("tenant {} was added", new.name)),
                 Err(fault) => report.refused.push(fault.message().to_owned()),
             }
+            continue;
+        };
+        let Some(TenantEntry { spec: old, now }) = known.get(id) else { continue };
+        // A value of `ctl set` stays until the configuration says another one.
+        let mut options = *now;
+        for option in TenantOption::ALL.iter() {
+            if !option.is_same(&old.options, &new.options) {
+                option.copy(&mut options, &new.options);
+            }
         }
-        report
+        let differs = options != *now;
+        let set = live.settings.load_tenant(id, *new, options);
+        match set {
+            Err(fault) => report.refused.push(fault.message().to_owned()),
+            Ok(()) if differs => {
+                let differs = TenantOption::ALL.iter().filter(|one| !one.is_same(now, &options));
+                let words: Vec<String> = differs.map(|one| one.said(&options)).collect();
+                report.changed.push(format!("tenant {} has {} now", new.name, words.join(", ")));
+            }
+            Ok(()) => {}
+        }
     }
+    *lock(&live.configured_tenants) = wanted.to_vec();
+    report
+}
 
-    /// Adds the tenants to what `diff` finds.
-    pub(super) fn diff_tenants(
-        &self,
-        reader: DropInReader,
-        file: &mut ConfigFile,
-        unsaved: &mut Vec<String>,
-        mut found: impl FnMut(&str, Value, Value),
-    ) {
-        let there = self.settings.tenants();
-        for (_, TenantEntry { spec, now }) in there.iter() {
-            let name = spec.name;
-            let is_added = spec.source == ExportSource::Control;
-            let mut changed = Vec::new();
-            if is_added {
-                let words = TenantOption::words(now);
-                let words: Vec<String> =
-                    words.iter().map(|(key, word)| format!("{key}={word}")).collect();
-                found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
-            } else {
-                for option in TenantOption::ALL {
-                    for (key, old, new) in option.differences(&spec.options, now) {
-                        changed.push(key);
-                        let path = format!("tenants/{name}/{key}");
-                        found(&path, word(&old).into(), word(&new).into());
-                    }
-                }
-            }
-            if !is_added && changed.is_empty() {
-                continue;
-            }
-            match spec.source {
-                source if !reader.takes(source) => unsaved.push(format!(
-                    "tenant {name} is on the command line, which wins over a file; change it there"
-                )),
-                _ => {
-                    let current = TenantSpec { options: *now, ..*spec };
-                    let mut section = TenantSection::of(&current, &Origin::Control);
-                    // A limit of an earlier file is only gone if a later one says so.
-                    let is_gone = |key: &&str| limit_word(&now.limits, key) == NO_LIMIT;
-                    let configured = limit_words(&spec.options.limits).map(|(key, _)| key);
-                    section.settings.extend(configured.filter(is_gone).map(|key| Setting {
-                        name: key.to_owned(),
-                        value: ConfigValue::Word(NO_LIMIT.to_owned()),
-                        origin: Origin::Control,
-                    }));
-                    // Sections of one tenant are combined: unchanged values are left to the earlier file, which may be edited.
-                    if !is_added && reader == DropInReader::LaterStart {
-                        section.settings.retain(|setting| changed.contains(&&*setting.name));
-                    }
-                    file.tenants.push(section);
+/// Removes the tenants that the last configuration does not have; those that `ctl` added stay.
+pub fn forget_tenants(live: &LiveChanges) -> TenantReport {
+    let wanted = lock(&live.configured_tenants).clone();
+    let mut report = TenantReport::default();
+    for (_, entry) in live.settings.tenants().iter() {
+        let name = entry.spec.name;
+        let stays = entry.spec.source == ExportSource::Control
+            || wanted.iter().any(|wanted| wanted.name == name);
+        if stays {
+            continue;
+        }
+        match remove_tenant(live, name.as_str()) {
+            Ok(_) => report.changed.push(format!("tenant {name} was removed")),
+            Err(fault) => report.refused.push(fault.message().to_owned()),
+        }
+    }
+    report
+}
+
+/// Adds the tenants to what `diff` finds.
+pub(super) fn diff_tenants(
+    live: &LiveChanges,
+    reader: DropInReader,
+    file: &mut ConfigFile,
+    unsaved: &mut Vec<String>,
+    mut found: impl FnMut(&str, Value, Value),
+) {
+    let there = live.settings.tenants();
+    for (_, TenantEntry { spec, now }) in there.iter() {
+        let name = spec.name;
+        let is_added = spec.source == ExportSource::Control;
+        let mut changed = Vec::new();
+        if is_added {
+            let words = TenantOption::words(now);
+            let words: Vec<String> =
+                words.iter().map(|(key, word)| format!("{key}={word}")).collect();
+            found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
+        } else {
+            for option in TenantOption::ALL {
+                for (key, old, new) in option.differences(&spec.options, now) {
+                    changed.push(key);
+                    let path = format!("tenants/{name}/{key}");
+                    found(&path, word(&old).into(), word(&new).into());
                 }
             }
         }
-        for gone in lock(&self.configured_tenants).iter() {
-            if there.find(gone.name.as_str()).is_none() {
-                let words = gone.options.words();
-                let words: Vec<String> =
-                    words.iter().map(|(key, word)| format!("{key}={word}")).collect();
-                found(&format!("tenants/{}", gone.name), words.join(",").into(), Value::Null);
-                file.tenants.push(TenantSection::disabled(gone.name.as_str(), &Origin::Control));
+        if !is_added && changed.is_empty() {
+            continue;
+        }
+        match spec.source {
+            source if !reader.takes(source) => unsaved.push(format!(
+                "tenant {name} is on the command line, which wins over a file; change it there"
+            )),
+            _ => {
+                let current = TenantSpec { options: *now, ..*spec };
+                let mut section = TenantSection::of(&current, &Origin::Control);
+                // A limit of an earlier file is only gone if a later one says so.
+                let is_gone = |key: &&str| limit_word(&now.limits, key) == NO_LIMIT;
+                let configured = limit_words(&spec.options.limits).map(|(key, _)| key);
+                section.settings.extend(configured.filter(is_gone).map(|key| Setting {
+                    name: key.to_owned(),
+                    value: ConfigValue::Word(NO_LIMIT.to_owned()),
+                    origin: Origin::Control,
+                }));
+                // Sections of one tenant are combined: unchanged values are left to the earlier file, which may be edited.
+                if !is_added && reader == DropInReader::LaterStart {
+                    section.settings.retain(|setting| changed.contains(&&*setting.name));
+                }
+                file.tenants.push(section);
             }
+        }
+    }
+    for gone in lock(&live.configured_tenants).iter() {
+        if there.find(gone.name.as_str()).is_none() {
+            let words = gone.options.words();
+            let words: Vec<String> =
+                words.iter().map(|(key, word)| format!("{key}={word}")).collect();
+            found(&format!("tenants/{}", gone.name), words.join(",").into(), Value::Null);
+            file.tenants.push(TenantSection::disabled(gone.name.as_str(), &Origin::Control));
         }
     }
 }
