@@ -42,37 +42,37 @@ impl Reloader {
     /// # Errors
     /// The server stops.
     pub fn narrow_access(&self, wanted: &AccessSpec) -> Result<(), String> {
-        changes::narrow_access(self.service.changes(), wanted)
+        changes::listeners::narrow_access(self.service.changes(), wanted)
     }
 
     /// Adds and removes listeners, and puts what `wanted` says about access in force; call it when tenants and exports have
     /// changed.
     #[must_use]
     pub fn access(&self, wanted: &AccessSpec) -> AccessReport {
-        changes::load_access(self.service.changes(), wanted)
+        changes::listeners::load_access(self.service.changes(), wanted)
     }
 
     /// Goes back to the access of before [`Reloader::narrow_access`].
     pub fn keep_access(&self) {
-        changes::keep_access(self.service.changes());
+        changes::listeners::keep_access(self.service.changes());
     }
 
     /// Sets the tunables that differ between the configuration that was loaded last and `wanted`, as `ctl set` would.
     #[must_use]
     pub fn retune(&self, wanted: ConfiguredTunables) -> RetuneReport {
-        changes::retune(self.service.changes(), wanted)
+        changes::retune::retune(self.service.changes(), wanted)
     }
 
     /// Adds the tenants of a configuration and sets what it says anew; call it before [`Reloader::reconcile`].
     #[must_use]
     pub fn tenants(&self, wanted: &[TenantSpec]) -> TenantReport {
-        changes::load_tenants(self.service.changes(), wanted)
+        changes::tenants::load_tenants(self.service.changes(), wanted)
     }
 
     /// Removes the tenants that the configuration has no more; call it after [`Reloader::reconcile`].
     #[must_use]
     pub fn forget_tenants(&self) -> TenantReport {
-        changes::forget_tenants(self.service.changes())
+        changes::tenants::forget_tenants(self.service.changes())
     }
 
     /// Makes the exports match `wanted`, by name: removes exports that are missing (except those with clients), adds
@@ -81,6 +81,6 @@ impl Reloader {
     /// # Errors
     /// `wanted` is invalid; nothing was changed.
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
-        changes::reconcile(self.service.changes(), wanted)
+        changes::reconcile::reconcile(self.service.changes(), wanted)
     }
 }

@@ -243,7 +243,7 @@ impl Server {
         let service = ControlService::for_server(&assembly, &config, options, &shared);
         let service = Arc::new(service.with_listeners(Arc::clone(&listeners)));
         service.attend();
-        let context = changes::front_ends(service.changes());
+        let context = changes::listeners::front_ends(service.changes());
         let clients = clients
             .into_iter()
             .map(|(entry, listener)| entry.client_listener(listener, &context))
@@ -313,7 +313,7 @@ impl Server {
             handed_volumes: Mutex::default(),
             paused: Mutex::default(),
         };
-        server.notes.extend(changes::share_bases(server.service.changes()));
+        server.notes.extend(changes::bases::share_bases(server.service.changes()));
         let opened = restoring.unwrap_or(Ok(()));
         match opened.and_then(|()| server.open_endpoints(control, metrics)) {
             Ok(()) => {
@@ -344,7 +344,7 @@ impl Server {
         }
         for group in groups {
             let service = Arc::clone(&self.service);
-            let add = move || changes::add_late(service.changes(), group);
+            let add = move || changes::add::add_late(service.changes(), group);
             if let Err(error) = std::thread::Builder::new().name("headworks-late".into()).spawn(add)
             {
                 tracing::warn!("an export stays absent until `ctl add` or a reload: {error}");
@@ -463,7 +463,7 @@ impl Server {
     pub fn stop(&self) {
         // With these open, clients could still connect, and would wait for the end.
         self.handed().clear();
-        let deleted = changes::deleted_images(self.service.changes());
+        let deleted = changes::exports::deleted_images(self.service.changes());
         let tree = self.service.tree();
         for export in tree.exports.iter().filter(|export| deleted.contains(&export.volume)) {
             tracing::warn!(
@@ -518,7 +518,7 @@ impl Server {
     /// Names of exports that were given up and whose devices have not answered: a stop waits for none of them.
     #[must_use]
     pub fn abandoned(&self) -> Vec<String> {
-        changes::abandoned_names(self.service.changes())
+        changes::remove::abandoned_names(self.service.changes())
     }
 
     /// Bytes of all volumes that are in the cache only, as published during a stop.

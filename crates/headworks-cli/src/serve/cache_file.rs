@@ -16,7 +16,7 @@
 
 mod place;
 #[cfg(test)]
-mod starts;
+mod starts_tests;
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -302,7 +302,7 @@ fn lock(file: &File) -> io::Result<bool> {
 fn is_named(file: &File, path: &Path) -> bool {
     step();
     #[cfg(test)]
-    if !starts::looks_again() {
+    if !starts_tests::looks_again() {
         return true;
     }
     let (Ok(own), Ok(named)) = (file.metadata(), std::fs::symlink_metadata(path)) else {
@@ -348,7 +348,7 @@ fn create_locked(name: &Path) -> io::Result<Option<File>> {
 #[cfg(not(test))]
 const fn step() {}
 #[cfg(test)]
-use starts::step;
+use starts_tests::step;
 
 /// The name of this process's descriptor in the store.
 fn descriptor_name() -> String {

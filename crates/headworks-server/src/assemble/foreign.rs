@@ -56,11 +56,11 @@ mod tests {
     use crate::assemble::{Assembly, ExportSpec};
     use crate::options::MissingImage;
     use crate::spec::Spec;
+    use headworks::testing::TempDir;
 
     #[test]
     fn foreign_image_is_served_as_raw_only_by_name_or_if_it_was() {
-        let folder = std::env::temp_dir().join(format!("headworks-foreign-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new("foreign");
         let path = folder.join("disk");
         let mut bytes = vec![0; 1 << 20];
         bytes[..4].copy_from_slice(b"QFI\xfb");
@@ -114,6 +114,5 @@ mod tests {
         assert!(said.contains("image flatten makes"), "{said}");
         marker.remove().unwrap();
         assert_eq!(serve(&format!("file:path={overlay},format=raw")), Ok(1));
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -463,6 +463,7 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headworks::testing::TempDir;
     use headworks_core::{ErrorPolicy, WriteMode};
 
     /// Cache modes and policies of the volumes behind two exports of one image.
@@ -511,8 +512,7 @@ mod tests {
 
     #[test]
     fn named_device_is_shared_by_its_exports() {
-        let folder = std::env::temp_dir().join(format!("headworks-named-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new("named");
         let export = |name: &str, text: &str, device: Option<&str>| {
             let text = text.replace("DIR", &folder.display().to_string());
             let named = |name: &str| NamedDevice { name: name.to_owned(), queue: Vec::new() };
@@ -546,13 +546,11 @@ mod tests {
         drop(either);
         let differ = Assembly::new(&[file("a", Some("slow")), again("DIR/a", Some("fast"))]);
         assert!(differ.err().unwrap().to_string().contains("device: export `again` differs"));
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
     fn files_and_overlays_of_a_filesystem_share_a_device() {
-        let folder = std::env::temp_dir().join(format!("headworks-shared-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new("shared");
         std::fs::write(folder.join("base"), vec![1; 1 << 20]).unwrap();
         for name in ["a", "b", "c", "d"] {
             let new = headworks_images::NewOverlay::new(&folder.join("base"), None).unwrap();
@@ -587,7 +585,6 @@ mod tests {
         let mut alone = Assembly::new(&exports[1..2]).unwrap().devices[0].0;
         alone.discard_granularity = alone.discard_granularity.max(4096);
         assert_eq!(shared, alone);
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

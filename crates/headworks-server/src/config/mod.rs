@@ -23,7 +23,7 @@ mod listen;
 mod overridden;
 mod problem;
 #[cfg(test)]
-mod property;
+mod property_tests;
 mod read;
 mod template;
 mod tenant;

@@ -271,44 +271,48 @@ impl ControlService {
                 carry_out(params, |_: methods::Connections| queries.connections())
             }
             Method::Listeners => carry_out(params, |_: methods::Listeners| {
-                Ok(changes::listeners(changes, &queries.clients_by_listener()?))
+                Ok(changes::listeners::listeners(changes, &queries.clients_by_listener()?))
             }),
             Method::Exports => carry_out(params, |_: methods::Exports| {
                 let in_flight = queries.in_flight(&queries.tree().current())?;
-                changes::exports(changes, &queries.node_counts()?, &in_flight)
+                changes::exports::exports(changes, &queries.node_counts()?, &in_flight)
             }),
             Method::Tenants => carry_out(params, |_: methods::Tenants| {
-                changes::tenants(changes, &queries.latencies()?, &queries.node_counts()?)
+                changes::tenants::tenants(changes, &queries.latencies()?, &queries.node_counts()?)
             }),
             Method::AddTenant => carry_out(params, |asked: methods::AddTenant| {
-                changes::add_tenant_by_words(changes, &asked.tenant)
+                changes::tenants::add_tenant_by_words(changes, &asked.tenant)
             }),
             Method::RemoveTenant => carry_out(params, |asked: methods::RemoveTenant| {
-                changes::remove_tenant(changes, &asked.tenant)
+                changes::tenants::remove_tenant(changes, &asked.tenant)
             }),
             Method::AddListener => carry_out(params, |asked| live_listeners::add(changes, &asked)),
             Method::RemoveListener => carry_out(params, |asked: methods::RemoveListener| {
                 live_listeners::remove(changes, &asked.listener)
             }),
-            Method::Add => carry_out(params, |asked| changes::add_by_words(changes, &asked)),
+            Method::Add => carry_out(params, |asked| changes::add::add_by_words(changes, &asked)),
             Method::Remove => carry_out(params, |asked: methods::Remove| {
-                changes::remove(changes, &asked.export, RemovalWay::asked(&asked))
+                changes::remove::remove(changes, &asked.export, RemovalWay::asked(&asked))
             }),
-            Method::Resize => carry_out(params, |asked| changes::resize_by_words(changes, &asked)),
-            Method::Drain => carry_out(params, |asked| changes::drain(changes, &asked)),
-            Method::Freeze => carry_out(params, |asked| changes::freeze(changes, &asked)),
-            Method::Thaw => {
-                carry_out(params, |asked: methods::Thaw| changes::thaw(changes, &asked.exports))
+            Method::Resize => {
+                carry_out(params, |asked| changes::resize::resize_by_words(changes, &asked))
             }
-            Method::Snapshot => carry_out(params, |asked| changes::snapshot(changes, &asked)),
+            Method::Drain => carry_out(params, |asked| changes::drain::drain(changes, &asked)),
+            Method::Freeze => carry_out(params, |asked| changes::freeze::freeze(changes, &asked)),
+            Method::Thaw => carry_out(params, |asked: methods::Thaw| {
+                changes::freeze::thaw(changes, &asked.exports)
+            }),
+            Method::Snapshot => {
+                carry_out(params, |asked| changes::snapshot::snapshot(changes, &asked))
+            }
             Method::Cut => {
-                carry_out(params, |asked: methods::Cut| changes::cut(changes, &asked.export))
+                carry_out(params, |asked: methods::Cut| changes::cut::cut(changes, &asked.export))
             }
             Method::RefuseClients => carry_out(params, |asked: methods::RefuseClients| {
-                changes::refuse_clients(changes, &asked.exports, true)
+                changes::clients::refuse_clients(changes, &asked.exports, true)
             }),
             Method::AcceptClients => carry_out(params, |asked: methods::AcceptClients| {
-                changes::refuse_clients(changes, &asked.exports, false)
+                changes::clients::refuse_clients(changes, &asked.exports, false)
             }),
             Method::Failed => {
                 carry_out(params, |asked: methods::Failed| queries.failed(&asked.export))
@@ -316,7 +320,7 @@ impl ControlService {
             Method::DiscardFailed => carry_out(params, |asked: methods::DiscardFailed| {
                 queries.discard_failed(&asked.export, asked.confirm)
             }),
-            Method::Diff => carry_out(params, |_: methods::Diff| changes::diff(changes)),
+            Method::Diff => carry_out(params, |_: methods::Diff| changes::diff::diff(changes)),
             Method::Reload => carry_out(params, |_: methods::Reload| self.reload()),
             // It is carried out by the client's thread, which holds the guard.
             Method::Upgrade => self.upgrade(params).0,

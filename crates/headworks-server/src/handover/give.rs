@@ -29,7 +29,7 @@ impl Server {
     /// # Errors
     /// A sentence why this server cannot be handed over.
     pub fn standing(&self) -> Result<Handover, String> {
-        let (volumes, locks) = changes::volumes_to_hand_over(self.service().changes())?;
+        let (volumes, locks) = changes::hand_over::volumes_to_hand_over(self.service().changes())?;
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
         (*self.handed_volumes()).clone_from(&volumes);
@@ -80,8 +80,9 @@ impl Server {
     }
 
     fn await_devices(&self, deadline: Instant) -> Result<(), String> {
-        let oldest =
-            || changes::oldest_command(self.service().changes()).filter(|one| one.age >= SLOW);
+        let oldest = || {
+            changes::held_up::oldest_command(self.service().changes()).filter(|one| one.age >= SLOW)
+        };
         while let Some(oldest) = oldest() {
             if Instant::now() >= deadline {
                 return Err(format!("{LATE}: {}", oldest.with_advice()));
@@ -94,8 +95,8 @@ impl Server {
     /// Ends the pause if a snapshot or a resize was made since the new process opened the images: it would write to what is a base
     /// now, or have less than clients use. From here on there can be none, because they change what paused shards know.
     fn check_images(&self) -> Result<(), String> {
-        let now =
-            changes::volumes_to_hand_over(self.service().changes()).map(|(volumes, _)| volumes);
+        let now = changes::hand_over::volumes_to_hand_over(self.service().changes())
+            .map(|(volumes, _)| volumes);
         let is_same = now.as_ref() == Ok(&*self.handed_volumes());
         if !is_same {
             self.resume();
@@ -108,7 +109,7 @@ impl Server {
 
     /// What `headworks ctl` has changed, as a configuration file.
     fn unsaved_changes(&self) -> Result<String, String> {
-        changes::for_successor(self.service().changes()).map_err(RpcFault::into_message)
+        changes::diff::for_successor(self.service().changes()).map_err(RpcFault::into_message)
     }
 
     /// Begins a pause for a process that starts when this one has ended: everything is written out and flushed, most of it while
@@ -150,7 +151,7 @@ impl Server {
                 "the device of export {name}, which was given up, has not answered"
             ));
         }
-        let (mut volumes, _) = changes::volumes_to_hand_over(self.service().changes())?;
+        let (mut volumes, _) = changes::hand_over::volumes_to_hand_over(self.service().changes())?;
         // Another image may get the numbers of one that is closed.
         volumes.retain(|volume| volume.is_known);
         // The next process asks the remotes anew: they may have changed with the restart. The marks are gone by then.
@@ -163,7 +164,7 @@ impl Server {
         let ((answers, paused), (begun, begins)) = (channel(), channel());
         let mut pause = PauseInProgress {
             way,
-            flush: changes::volumes_to_flush(self.service().changes()).into(),
+            flush: changes::hand_over::volumes_to_flush(self.service().changes()).into(),
             deadline: Instant::now() + limit,
             ends: Vec::new(),
             begins,
@@ -210,7 +211,7 @@ impl Server {
                 drop(ends);
                 self.resume();
                 // What it has by now it had before: a paused shard sends nothing new.
-                let oldest = changes::oldest_command(self.service().changes());
+                let oldest = changes::held_up::oldest_command(self.service().changes());
                 Err(match oldest.filter(|_| reason == LATE) {
                     Some(oldest) => format!("{LATE}: {}", oldest.with_advice()),
                     None => reason,

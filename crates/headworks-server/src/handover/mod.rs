@@ -25,7 +25,7 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod world;
+mod world_tests;
 
 pub(crate) use disk::{HandedVolume, ToldExport};
 pub use give::PauseInProgress;

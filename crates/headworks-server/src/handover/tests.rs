@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks::house::Identity;
-use headworks::testing::TempFile;
+use headworks::testing::{TempDir, TempFile};
 use headworks::{EngineChoice, FileOptions, OpenFile};
 use headworks_core::ConfigError;
 use headworks_nbd::client::{Client, ClientOptions};
@@ -29,6 +29,7 @@ struct Place {
     image: TempFile,
     memory: TempFile,
     socket: PathBuf,
+    _folder: TempDir,
     shards: u16,
     kept: bool,
 }
@@ -38,9 +39,8 @@ impl Place {
         let (image, memory) = (TempFile::new(name), TempFile::new(&format!("{name}-memory")));
         std::fs::write(image.path(), vec![7; 4 << 20]).unwrap();
         // Directories of their own: sockets are bound under a name of the process first.
-        let folder = std::env::temp_dir().join(format!("hw-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        Self { image, memory, socket: folder.join("socket"), shards, kept }
+        let folder = TempDir::new(name);
+        Self { image, memory, socket: folder.join("socket"), _folder: folder, shards, kept }
     }
 
     fn start(&self, takeover: Option<Takeover>) -> Result<Server, ConfigError> {
@@ -119,12 +119,6 @@ impl Place {
             adopted: Box::new(|| Ok(())),
         });
         self.serve(texts, Some(takeover.unwrap()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(self.socket.parent().unwrap());
     }
 }
 
@@ -335,7 +329,7 @@ fn hung_export_is_named_and_given_up_the_others_are_handed_over() {
     let mut hanging = place.client_of("hung").into_parts().0;
     let (len, command, flags) = (BLOCK as u32, Command::Read, CommandFlags::NONE);
     hanging.write_all(&Request { cookie: 1, offset: 0, len, command, flags }.header()).unwrap();
-    while changes::oldest_command(server.service().changes()).is_none() {
+    while changes::held_up::oldest_command(server.service().changes()).is_none() {
         std::thread::yield_now();
     }
     let refused = server.pause(Duration::from_millis(300)).map(drop).unwrap_err();
@@ -696,7 +690,8 @@ fn hung_export_refuses_pause_by_name_while_others_are_served() {
     let (command, flags) = (Command::Read, CommandFlags::NONE);
     let request = Request { cookie: 1, offset: 0, len: BLOCK as u32, command, flags };
     socket.write_all(&request.header()).unwrap();
-    let age = || changes::oldest_command(server.service().changes()).map(|oldest| oldest.age);
+    let age =
+        || changes::held_up::oldest_command(server.service().changes()).map(|oldest| oldest.age);
     until(|| age().is_some_and(|age| age > Duration::from_millis(200)));
     let mut client = place.client_of("b");
     let refused = std::thread::scope(|scope| {

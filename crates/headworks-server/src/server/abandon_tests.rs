@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks::testing::TempFile;
+use headworks::testing::{TempDir, TempFile};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
@@ -24,7 +24,7 @@ const BLOCK: usize = 4096;
 struct Bench {
     image: TempFile,
     memory: TempFile,
-    folder: PathBuf,
+    folder: TempDir,
     server: Server,
 }
 
@@ -44,8 +44,7 @@ impl Bench {
     fn start(name: &str, wrapper: &str, mode: &str) -> Self {
         let (image, memory) = (TempFile::new(name), TempFile::new(&format!("{name}-memory")));
         std::fs::write(image.path(), vec![1; 1 << 20]).unwrap();
-        let folder = std::env::temp_dir().join(format!("hw-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new(name);
         let path = image.path().display();
         let hung = format!("hung={wrapper},cache={mode},of=file:path={path}");
         let specs = ["calm=mem:size=1M", &hung].map(spec);
@@ -96,9 +95,9 @@ impl Bench {
     }
 
     fn end(self) {
-        let Self { folder, server, memory, .. } = self;
+        // Memory and folder stay until the server has ended.
+        let Self { server, memory: _memory, .. } = self;
         end(server);
-        let _ = (std::fs::remove_dir_all(&folder), memory);
     }
 }
 

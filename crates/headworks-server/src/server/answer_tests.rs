@@ -4,7 +4,7 @@
 //! times by 1 and 0.5, digits in sentences by N. After a change that is meant, `ANSWERS=write cargo test -p headworks-server answer_tests`
 //! makes the file again. `headworks ctl` is tested with the same answers, see `ctl_answer_tests.rs`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -17,6 +17,7 @@ use crate::{
     AccessSpec, Address, ListenerKind, ListenerSpec, LogLevel, ProcessContext, Server,
     ServerOptions, TenantName,
 };
+use headworks::testing::TempDir;
 use headworks_control::{Method, rpc};
 use headworks_images::NewOverlay;
 use headworks_nbd::client::{Client, ClientOptions};
@@ -46,14 +47,13 @@ const EXACT: [&str; 15] = [
 
 /// A server with exports of each kind in a folder of its own.
 struct Bench {
-    folder: PathBuf,
+    folder: TempDir,
     server: Server,
 }
 
 impl Bench {
     fn start() -> Self {
-        let folder = std::env::temp_dir().join(format!("hw-answers-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new("answers");
         let file = |name: &str| folder.join(name);
         std::fs::write(file("base.img"), vec![0; 1 << 20]).unwrap();
         std::fs::write(file("disk.img"), vec![0; 1 << 20]).unwrap();
@@ -79,7 +79,6 @@ impl Bench {
 
     fn end(self) {
         end(self.server);
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 
     /// A call with its answer, as the file has them.

@@ -19,7 +19,7 @@ use crate::messages::query::ControlQuery;
 use crate::options::MissingImage;
 use crate::{ProcessContext, Server, ServerOptions};
 use headworks::EngineChoice;
-use headworks::testing::TempFile;
+use headworks::testing::{TempDir, TempFile};
 
 pub(super) fn spec(text: &str) -> ExportSpec {
     ExportSpec::parse(text, false).unwrap()
@@ -233,7 +233,7 @@ fn export_named_default_excludes_unnamed_one() {
     let server = server(&["a=null:size=1M"], &options(1));
     let add = |name: &str| {
         let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
-        changes::add(server.service.changes(), spec)
+        changes::add::add(server.service.changes(), spec)
             .map(drop)
             .map_err(|fault| fault.message().to_owned())
     };
@@ -376,8 +376,7 @@ fn replacement_of_created_image_is_kept() {
 
 #[test]
 fn overlay_that_is_not_there_is_made_on_its_base_once() {
-    let folder = std::env::temp_dir().join(format!("headworks-new-overlay-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = TempDir::new("new-overlay");
     std::fs::write(folder.join("g.img"), vec![7; 8192]).unwrap();
     let path = |name: &str| folder.join(name).display().to_string();
     let text = format!("o=overlay:path={},base={},size=1M", path("o.hwo"), path("g.img"));
@@ -407,7 +406,6 @@ fn overlay_that_is_not_there_is_made_on_its_base_once() {
         assert!(why.contains("backing=allow"), "{why}");
     }
     assert_eq!(std::fs::read_dir(folder.join("apart")).unwrap().count(), 0);
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -514,7 +512,8 @@ fn remote_that_is_being_added_delays_no_other_change() {
         let twin = remote_spec(&path, "slow").replacen("slow", "twin", 1);
         let refused = call(&server, "add", json!({ "spec": twin })).unwrap_err();
         assert!(refused.contains("is being opened for export slow"), "{refused}");
-        let refused = changes::volumes_to_hand_over(server.service.changes()).err().unwrap();
+        let refused =
+            changes::hand_over::volumes_to_hand_over(server.service.changes()).err().unwrap();
         assert!(refused.contains("slow is being added"), "{refused}");
         assert!(!add.is_finished(), "the changes did not wait for the addition");
         connection.shutdown(std::net::Shutdown::Both).unwrap();

@@ -1,7 +1,6 @@
 //! Requests that are not answered yet, as every answer of a server has them: where they wait, for how long, whose they are.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use headworks_nbd::client::{Client, ClientOptions};
@@ -13,19 +12,19 @@ use super::change_tests::{call, end, options, spec};
 use crate::assemble::{Assembly, ExportSource, TenantSpec};
 use crate::metrics::page::metrics_page;
 use crate::{Address, Server, ServerOptions};
+use headworks::testing::TempDir;
 
 /// Turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(20);
 
 struct Bench {
-    folder: PathBuf,
+    folder: TempDir,
     server: Server,
 }
 
 impl Bench {
     fn start(name: &str, texts: &[&str]) -> Self {
-        let folder = std::env::temp_dir().join(format!("hw-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new(name);
         let specs: Vec<_> = texts.iter().map(|text| spec(text)).collect();
         let tenant = TenantSpec::parse("acme", ExportSource::File).unwrap();
         let options = ServerOptions {
@@ -80,11 +79,6 @@ impl Bench {
             std::thread::yield_now();
         }
     }
-
-    fn end(self) {
-        end(self.server);
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
 }
 
 fn until<T>(mut found: impl FnMut() -> Option<T>) -> T {
@@ -134,7 +128,7 @@ fn hanging_request_is_named_by_every_answer_while_it_hangs() {
     };
     assert!(ages("export=\"hung\"") >= 1.0 && ages(&format!("device=\"{device}\"")) >= 1.0);
     assert!(ages("export=\"calm\"") == 0.0);
-    bench.end();
+    end(bench.server);
 }
 
 #[test]
@@ -161,7 +155,7 @@ fn stage_of_a_waiting_request_is_known_from_limit_to_device_of_another_shard() {
     bench.ask("thaw", json!({ "exports": ["frozen"] }));
     until(|| bench.oldest("frozen").is_null().then_some(()));
     drop((clients, flush, limited, frozen));
-    bench.end();
+    end(bench.server);
 }
 
 #[test]
@@ -206,5 +200,5 @@ fn errors_and_states_are_named_with_one_count_everywhere() {
     bench.ask("thaw", json!({ "exports": ["shut"] }));
     drop((clients, held));
     bench.ask("discard-failed", json!({ "export": "held", "confirm": true }));
-    bench.end();
+    end(bench.server);
 }

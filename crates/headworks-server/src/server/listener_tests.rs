@@ -14,19 +14,17 @@ use crate::{
     AccessSpec, Address, ClientLimits, ListenerKind, ListenerSpec, Server, ServerOptions,
     TenantName,
 };
+use headworks::testing::TempDir;
 use headworks_nbd::client::{Client, ClientOptions, OptionNegotiation, Uri};
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{TlsMode, TlsOptions};
 
 /// A folder for sockets, removed on drop.
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let name = format!("headworks-listeners-{}-{name}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(TempDir::new(name))
     }
 
     fn listener(&self, name: &str, tenant: Option<&str>, exports: &[&str]) -> ListenerSpec {
@@ -61,12 +59,6 @@ impl Folder {
         let mut client = UnixStream::connect(self.0.join(listener)).unwrap();
         client.read_exact(&mut [0; 18]).unwrap();
         client
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -169,7 +161,7 @@ fn listener_of_ctl_outlives_reloads_and_is_saved() {
     let stays = folder.listener("stays", None, &[]);
     let server = server(&["a=null:size=1M,tenant=acme"], 1, access(std::slice::from_ref(&stays)));
     let add = |words: &str| {
-        let asked = json!({ "listener": words, "cwd": folder.0 });
+        let asked = json!({ "listener": words, "cwd": &*folder.0 });
         call(&server, "add-listener", asked)
     };
     let reload = || server.reloader().access(&access(std::slice::from_ref(&stays)));

@@ -8,13 +8,13 @@ use super::change_tests::{call, end, options, spec};
 use crate::assemble::Assembly;
 use crate::metrics::page::metrics_page;
 use crate::{Address, Server, ServerOptions};
+use headworks::testing::TempDir;
 
 const READS: u64 = 40;
 
 #[test]
 fn lateness_of_a_modelled_disk_is_in_every_answer() {
-    let folder = std::env::temp_dir().join(format!("hw-model-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = TempDir::new("model");
     let path = folder.join("socket");
     let options = ServerOptions {
         listen: vec![Address::Unix { path: path.clone(), mode: 0o600 }],
@@ -77,5 +77,4 @@ fn lateness_of_a_modelled_disk_is_in_every_answer() {
         "headworks_model_late_seconds_bucket{device=\"hw0\",model=\"nvme\",le=\"0.008388608\"}";
     assert!(value(early) <= 1.0, "reads are late by 14 ms at least");
     end(server);
-    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant as Clock;
 
-use headworks::testing::TempFile;
+use headworks::testing::{TempDir, TempFile};
 use headworks_core::ExportId;
 use headworks_core::prng::Prng;
 use headworks_nbd::client::{Client, ClientOptions};
@@ -145,8 +145,7 @@ fn sum(table: &Table, export: &str, op: Option<&str>) -> Figures {
 fn compare(name: &str, mode: &str) {
     let (image, record) = (TempFile::new(name), TempFile::absent(&format!("{name}-record")));
     std::fs::write(image.path(), vec![1; SIZE as usize]).unwrap();
-    let folder = std::env::temp_dir().join(format!("hw-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = TempDir::new(name);
     let specs = [
         format!("plain=file:path={},cache={mode}", image.path().display()),
         format!("failing=error:rate=20%,cache={mode},of=delay:all=100us,of=mem:size={SIZE}"),
@@ -198,7 +197,6 @@ fn compare(name: &str, mode: &str) {
         }
         assert_eq!(stats["exports"][export]["errors"]["total"].as_f64(), Some(all.errors));
     }
-    let _ = std::fs::remove_dir_all(&folder);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::change_tests::{call, end, options, spec};
 use crate::assemble::{Assembly, ExportSpec};
 use crate::{AccessSpec, Address, ListenerKind, ListenerSpec, Server, ServerOptions};
+use headworks::testing::TempDir;
 use headworks_nbd::client::{Client, ClientOptions, Uri};
 use headworks_nbd::tls::TlsOptions;
 use headworks_nbd::wire::CommandFlags;
@@ -19,14 +20,11 @@ pub(super) const LIMIT: Duration = Duration::from_secs(60);
 const BLOCK: usize = 4096;
 
 /// A folder for sockets and images, removed on drop.
-pub(super) struct Folder(PathBuf);
+pub(super) struct Folder(TempDir);
 
 impl Folder {
     pub(super) fn new(name: &str) -> Self {
-        let name = format!("headworks-rings-{}-{name}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(TempDir::new(name))
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -66,12 +64,6 @@ impl Folder {
         let mut options = ServerOptions { access, ..options(2) };
         changed(&mut options);
         Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,10 +1,9 @@
 //! Stops beside volumes that hang or fail: the other volumes are written out, flushed and closed.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use headworks::EngineChoice;
-use headworks::testing::TempFile;
+use headworks::testing::{TempDir, TempFile};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
 
@@ -20,7 +19,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// A server with some healthy exports and `bad`, which is behind a wrapper.
 struct Bench {
     images: Vec<TempFile>,
-    folder: PathBuf,
+    folder: TempDir,
     server: Server,
 }
 
@@ -33,8 +32,7 @@ fn image(name: &str, index: usize) -> TempFile {
 impl Bench {
     fn start(name: &str, shards: u16, wrapper: &str) -> Self {
         let images: Vec<TempFile> = (0..=HEALTHY).map(|index| image(name, index)).collect();
-        let folder = std::env::temp_dir().join(format!("hw-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new(name);
         let spec = |(index, image): (usize, &TempFile)| {
             let path = image.path().display();
             let text = match index {
@@ -101,10 +99,6 @@ impl Bench {
     }
 }
 
-fn end(folder: &Path) {
-    let _ = std::fs::remove_dir_all(folder);
-}
-
 #[test]
 fn hung_volume_delays_no_other_volume_at_a_stop() {
     for shards in [1, 3] {
@@ -130,7 +124,7 @@ fn hung_volume_delays_no_other_volume_at_a_stop() {
         assert_eq!(bench.stop_of("bad"), (VolumeStop::Draining, 1));
         assert!(bench.is_marked(HEALTHY), "its stop has not ended");
         assert!(!reader.is_finished());
-        end(&bench.folder);
+        drop(bench.folder);
         // Its threads wait for the device.
         std::mem::forget(bench.server);
         bench.images.iter().for_each(|image| drop(std::fs::remove_file(image.path())));
@@ -156,7 +150,6 @@ fn failed_last_flush_leaves_only_its_own_mark() {
         assert!(bench.is_marked(HEALTHY), "acknowledged writes may be lost");
         let Bench { server, folder, images } = bench;
         assert!(server.join().unwrap_err().contains("1 final flushes failed"));
-        end(&folder);
-        drop(images);
+        drop((folder, images));
     }
 }

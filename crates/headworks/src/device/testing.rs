@@ -432,6 +432,32 @@ impl Drop for TempFile {
     }
 }
 
+/// A new directory, removed on drop with everything in it.
+pub struct TempDir(TempFile);
+
+impl TempDir {
+    pub fn new(name: &str) -> Self {
+        let path = TempFile::absent(name);
+        std::fs::create_dir(path.path()).unwrap();
+        Self(path)
+    }
+}
+
+impl std::ops::Deref for TempDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        // A test may have removed it.
+        let _ = std::fs::remove_dir_all(self.0.path());
+    }
+}
+
 /// A disk without data that answers after a constant time, at once if that is 0: to measure the path and the simulation, too.
 pub struct LateDevice {
     wait_ns: u64,

@@ -7,7 +7,6 @@
 //! file's filesystem, 2 MiB or more on hugetlbfs, and MAP_FIXED replaces whatever lies there. So the room is reserved, mapped
 //! and unmapped in whole pages of that size ([`page_size`]), and `mapped` is what the kernel has mapped: at least `len`.
 
-use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -256,7 +255,7 @@ pub fn page_size(file: &File) -> io::Result<usize> {
 }
 
 /// A file in memory that no path names; `name` is for people who look at the process.
-pub fn memory_file(name: &CStr) -> io::Result<File> {
+pub fn memory_file(name: &std::ffi::CStr) -> io::Result<File> {
     // SAFETY: the name is terminated.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     // SAFETY: the descriptor is new, and the caller's alone.

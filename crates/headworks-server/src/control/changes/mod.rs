@@ -20,27 +20,27 @@
 
 mod abandon;
 mod absent;
-mod add;
-mod bases;
+pub(crate) mod add;
+pub(crate) mod bases;
 mod chosen;
-mod clients;
-mod cut;
-mod diff;
-mod drain;
-mod exports;
-mod freeze;
-mod hand_over;
+pub(crate) mod clients;
+pub(crate) mod cut;
+pub(crate) mod diff;
+pub(crate) mod drain;
+pub(crate) mod exports;
+pub(crate) mod freeze;
+pub(crate) mod hand_over;
 pub(crate) mod held_up;
-mod listeners;
+pub(crate) mod listeners;
 pub(crate) mod live_listeners;
 mod loaded;
-mod reconcile;
+pub(crate) mod reconcile;
 pub(crate) mod removal;
-mod remove;
-mod resize;
-mod retune;
-mod snapshot;
-mod tenants;
+pub(crate) mod remove;
+pub(crate) mod resize;
+pub(crate) mod retune;
+pub(crate) mod snapshot;
+pub(crate) mod tenants;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -66,32 +66,11 @@ use headworks_control::RpcFault;
 use headworks_nbd::tls::TlsOptions;
 use live_listeners::LiveAccess;
 
-#[cfg(test)]
-pub(crate) use add::add;
-pub(crate) use add::{add_by_words, add_late};
-pub(crate) use bases::share_bases;
-pub(crate) use clients::refuse_clients;
-pub(crate) use cut::cut;
-pub(crate) use diff::{diff, for_successor};
-pub(crate) use drain::drain;
-pub(crate) use exports::{deleted_images, exports};
-pub(crate) use freeze::{freeze, thaw};
-pub(crate) use hand_over::{volumes_to_flush, volumes_to_hand_over};
-pub(crate) use held_up::oldest_command;
 pub use listeners::AccessReport;
-pub(crate) use listeners::{front_ends, keep_access, listeners, load_access, narrow_access};
 pub use reconcile::ReloadReport;
-pub(crate) use reconcile::reconcile;
 pub use remove::RemovalWay;
-pub(crate) use remove::{abandoned_names, remove};
-pub(crate) use resize::resize_by_words;
 pub use retune::RetuneReport;
-pub(crate) use retune::retune;
-pub(crate) use snapshot::snapshot;
 pub use tenants::TenantReport;
-pub(crate) use tenants::{
-    add_tenant_by_words, forget_tenants, load_tenants, remove_tenant, tenants,
-};
 
 /// Names of exports as answers have them.
 fn names(exports: &[ExportNode]) -> Vec<String> {
