@@ -1,5 +1,5 @@
 //! The environment of the shards: connections, messages in flight, and the checkers. The executor
-//! accesses it as [`ActionSink`].
+//! accesses it as [`ActionSink`](headworks::driver::ActionSink).
 //!
 //! The first violation is kept and ends the run at the end of the step; nothing here panics on what
 //! a shard does.

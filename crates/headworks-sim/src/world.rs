@@ -1,4 +1,4 @@
-//! The event loop of the simulation: N shards on one thread, the same [`Shard`] and [`Executor`] as
+//! The event loop of the simulation: N shards on one thread, the same `Shard` and `Executor` as
 //! the server, in virtual time.
 //!
 //! ```text

@@ -28,7 +28,7 @@ pub enum Order {
 /// What a benchmark does to a range of blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// Directions and order.
+    /// Directions of requests, and the order of blocks.
     pub pattern: Pattern,
     /// Which contents are verified.
     pub verify: Verify,
@@ -43,7 +43,7 @@ pub struct Work {
 pub struct BlockRequest {
     /// Number of the block in its range.
     pub block: u64,
-    /// Byte offset.
+    /// Offset of its first byte in the export.
     pub offset: u64,
     /// Whether it is a write.
     pub is_write: bool,

@@ -62,7 +62,7 @@ impl Takeover {
     }
 
     /// Whether the contents of the old server's cache move: its memory is then the
-    /// [`ServerOptions::cache_file`](crate::ServerOptions::cache_file).
+    /// [`ProcessContext::cache_file`](crate::ProcessContext::cache_file).
     #[must_use]
     pub fn has_memory(&self) -> bool {
         self.standing.has_memory

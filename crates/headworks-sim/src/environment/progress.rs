@@ -45,7 +45,7 @@ impl Progress {
         self.last.max(self.last_message)
     }
 
-    /// Begins a turn.
+    /// Begins the turn of this number.
     pub fn begin_turn(&mut self, turn: u64) {
         assert!(turn > self.turn, "turns count up");
         self.turn = turn;

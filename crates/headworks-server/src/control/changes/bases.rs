@@ -91,7 +91,7 @@ fn own_base(live: &LiveChanges, volume: VolumeId) -> Option<(OverlayBase, Volume
     Some((base, entry.config))
 }
 
-/// As [`LiveChanges::share_base`], for the only thread that does it.
+/// As [`share_base`], for the only thread that does it.
 fn share_own_base(live: &LiveChanges, volume: VolumeId) -> Result<Option<String>, RpcFault> {
     let Some((base, config)) = own_base(live, volume) else { return Ok(None) };
     let fault = match put_on_base(live, (volume, config), &base) {
