@@ -111,6 +111,11 @@ impl LentFrames {
             *listed = *count > 0;
             *listed
         });
+        assert_eq!(
+            self.total > 0,
+            !self.borrowers.is_empty(),
+            "a connection with a count is listed"
+        );
     }
 
     /// Whether `len` bytes more may be copied in this turn; counts them.

@@ -74,6 +74,7 @@ impl ShardLimits {
 
     /// Adds an export of a shard, or changes the home of the one of its id, and its weight.
     pub fn put(&mut self, export: ExportId, home: ShardId, weight: u16) {
+        assert!(home.0 < self.shards, "an export lives on a shard of the server");
         let index = usize::from(export.0);
         if self.exports.len() <= index {
             self.exports.resize(index + 1, None);
@@ -128,6 +129,7 @@ impl ShardLimits {
         target: LimitTarget,
         message: LeaseMessage,
     ) {
+        assert!(from != self.id, "a shard leases tokens of others");
         if let LimitTarget::Tenant(tenant) = target {
             // It may be known there earlier than here.
             self.tenant(tenant);
@@ -146,6 +148,7 @@ impl ShardLimits {
 
     fn take_message(&mut self) -> Option<(LimitTarget, ShardId, LeaseMessage)> {
         let OutgoingLease { node, to, message } = self.tree.next_outgoing()?;
+        assert!(to != self.id, "a message is for another shard");
         let target = match node {
             LimitTree::ROOT => LimitTarget::Server,
             node => LimitTarget::Tenant(TenantId(self.tree.owner(node) as u16)),

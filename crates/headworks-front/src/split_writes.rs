@@ -84,6 +84,7 @@ impl SplitWrites {
     /// Counts a piece that is given to the shard; the last one comes with the waits of the whole and the time at which it was there.
     pub fn give(&mut self, number: u32, is_last: bool, (front, since): (WaitTimes, Instant)) {
         if let Some(split) = self.all.iter_mut().find(|split| split.number == number) {
+            assert!(split.open, "no piece follows the last one");
             split.pieces += 1;
             split.open = !is_last;
             split.since = since;
@@ -110,6 +111,7 @@ impl SplitWrites {
     pub fn on_piece(&mut self, now: Instant, number: u64, status: Status) -> Option<PieceEnd> {
         let index = self.all.iter().position(|split| u64::from(split.number) == number)?;
         let split = &mut self.all[index];
+        assert!(split.pieces > 0, "each piece is answered once");
         split.pieces -= 1;
         split.status = split.status.and(status);
         if split.open {

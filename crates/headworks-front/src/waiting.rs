@@ -145,7 +145,9 @@ impl Waiting {
     pub fn take(&mut self, place: usize) -> Option<FrontRequest> {
         let one = self.list.remove(place)?;
         assert!(one.limited().is_none(), "what waits for a limit is not tried");
-        self.again -= usize::from(one.origin == Origin::Again);
+        let returned = usize::from(one.origin == Origin::Again);
+        assert!(self.again >= returned, "reads that the cache returned are counted");
+        self.again -= returned;
         Some(one)
     }
 
@@ -170,6 +172,7 @@ impl Waiting {
         first_waits_ns: impl FnOnce() -> u64,
         now: Instant,
     ) {
+        assert!(one.limited().is_none(), "a request waits for one limit at a time");
         let limited = &mut self.limited[direction as usize];
         if limited.count == 0 {
             limited.wait_ns = first_waits_ns();
@@ -188,6 +191,7 @@ impl Waiting {
         let cost_ns = first.cost_ns;
         let next = of_direction.next().and_then(|next| next.limited_io());
         let limited = &mut self.limited[direction as usize];
+        assert!(limited.count > 0 && limited.cost_ns >= cost_ns, "one that waits is counted");
         limited.count -= 1;
         limited.cost_ns -= cost_ns;
         next

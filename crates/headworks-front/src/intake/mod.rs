@@ -75,6 +75,7 @@ impl Default for Intake {
 impl Intake {
     /// Requests are taken from now on.
     pub fn begin(&mut self, parser: RequestParser) {
+        assert!(self.parser.is_none(), "a connection begins to take requests once");
         self.parser = Some(parser);
     }
 

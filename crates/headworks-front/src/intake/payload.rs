@@ -134,6 +134,7 @@ impl Intake {
         }
         // SAFETY: nothing has come behind these bytes, and no receive is in progress.
         unsafe { self.cut(&mut block, kept, pool) };
+        assert!(block.len() >= kept, "what has come stays");
         self.counts.cut += u32::from(self.block_bytes < before);
         if let Some(one) = self.waiting.last_mut() {
             one.payload.block = Some(block);

@@ -65,6 +65,7 @@ impl Siblings {
     fn set_weight(&mut self, party: &mut Party, weight: u16) {
         let weight = weight.max(1);
         if party.held > 0 {
+            assert!(self.weights >= party.weight(), "a party that holds something is counted");
             self.weights = self.weights - party.weight() + u64::from(weight);
         }
         party.weight = weight;
@@ -173,6 +174,7 @@ impl Tree {
         self.charge(export, held, 0);
         self.exports[index].1 = tenant;
         self.charge(export, 0, held);
+        assert_eq!(self.held_by(export), held, "an export takes along what it holds");
     }
 
     /// What an export holds.

@@ -242,7 +242,9 @@ impl Memory {
         self.leave(slot);
         self.note(slot, None, Held::default(), false);
         self.note_payload(slot, None);
-        self.clients[slot as usize].owner = None;
+        let client = &mut self.clients[slot as usize];
+        assert!(!client.waits && client.held == Held::default(), "a free slot holds nothing");
+        client.owner = None;
     }
 
     /// Records the payload of a connection that the shard does not have.

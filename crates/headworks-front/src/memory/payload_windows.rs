@@ -74,9 +74,11 @@ impl PayloadWindows {
     #[cold]
     fn change(&mut self, slot: u32, payload: Option<KeptPayload>) {
         if let Some(before) = std::mem::replace(&mut self.marked[slot as usize], payload) {
+            let kept = &mut self.kept[usize::from(before.export.0)];
+            assert!(self.count > 0 && *kept >= before.bytes, "a marked payload is counted");
             self.count -= 1;
+            *kept -= before.bytes;
             self.counts.charge(before.export, 1, 0);
-            self.kept[usize::from(before.export.0)] -= before.bytes;
         }
         if let Some(KeptPayload { export, bytes }) = payload {
             self.count += 1;
@@ -91,7 +93,9 @@ impl PayloadWindows {
     pub fn fits(&self, slot: u32, export: ExportId, bytes: usize) -> bool {
         let own = self.marked[slot as usize].filter(|own| own.export == export);
         let kept = self.kept.get(usize::from(export.0)).copied().unwrap_or(0);
-        let others = kept - own.map_or(0, |own| own.bytes);
+        let own_bytes = own.map_or(0, |own| own.bytes);
+        assert!(kept >= own_bytes, "an export keeps what its payloads keep");
+        let others = kept - own_bytes;
         let count = self.counts.held_by(export) + usize::from(own.is_none());
         others + bytes <= count * self.window(export) as usize
     }

@@ -181,6 +181,7 @@ impl Memory {
             return false;
         }
         self.waiters.list.push(waiter);
+        assert!(self.waiters.list.len() <= self.clients.len(), "a connection waits once");
         true
     }
 
@@ -263,7 +264,9 @@ impl Memory {
             let bytes = wanted.bytes();
             self.promise(slot, bytes);
             self.waiters.list[index].promised = bytes;
-            let room = left.room - u32::from(wanted.needs_slot());
+            let slots = u32::from(wanted.needs_slot());
+            assert!(left.room >= slots, "no more slots are given than are free");
+            let room = left.room - slots;
             left = Supply { taken: left.taken + bytes, room };
             self.clients[slot as usize].woken = true;
             self.waiters.first = self.waiters.first.filter(|first| first.slot != slot);
@@ -339,6 +342,8 @@ impl Memory {
 
     fn take_back(&mut self, slot: u32, block: usize) {
         let Held { bytes, request_bytes, requests } = self.clients[slot as usize].held;
+        let is_counted = bytes >= block && request_bytes >= block && requests > 0;
+        assert!(is_counted, "what is taken back was promised");
         let (bytes, request_bytes) = (bytes - block, request_bytes - block);
         self.charge(slot, Held { bytes, request_bytes, requests: requests - 1 });
     }
