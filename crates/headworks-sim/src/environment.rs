@@ -54,6 +54,15 @@ pub const ERROR_REPORTED: &str = "a write-back error fails the next flush of eve
 
 const DATA_STABLE: &str = "data of a command in flight are stable";
 
+/// What the clients of a device know of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceView {
+    /// Bios in flight.
+    outstanding: u32,
+    /// Until when bios may fail because it does not answer: other shards are told of its answer later.
+    stuck_until: Instant,
+}
+
 /// Everything outside the shards of a simulated world.
 pub struct Environment {
     /// The scenario, with current sizes.
@@ -96,10 +105,8 @@ pub struct Environment {
     pub paused: bool,
     /// Whether faults are injected at present.
     pub faulty: bool,
-    /// Bios in flight, by device.
-    outstanding: Vec<u32>,
-    /// Until when bios of a device may fail because it does not answer: other shards are told of its answer later.
-    stuck_until: Vec<Instant>,
+    /// What is known of each device.
+    device_states: Vec<DeviceView>,
     links: Links,
     delays: Prng,
     history: History,
@@ -144,8 +151,7 @@ impl Environment {
             broken: None,
             paused: false,
             faulty: true,
-            outstanding: vec![0; scenario.devices.len()],
-            stuck_until: vec![Instant(0); scenario.devices.len()],
+            device_states: vec![DeviceView::default(); scenario.devices.len()],
             links: Links::new(scenario.shards),
             delays: Prng::new(scenario.seed).split("delays"),
             history: History::new(scenario.checked),
@@ -224,7 +230,7 @@ impl Environment {
         self.progress.made(self.now);
         let (bio, slot, malformed) = self.connections[index].submit(self.now);
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
-        let outstanding = &mut self.outstanding[usize::from(device.0)];
+        let outstanding = &mut self.device_states[usize::from(device.0)].outstanding;
         *outstanding += 1;
         if !self.scenario.checked {
             return bio;
@@ -558,7 +564,9 @@ impl Environment {
         self.progress.count_answer(stage);
         if stage != ReplyStage::Early {
             let device = self.scenario.volumes[usize::from(id.volume.0)].device;
-            self.outstanding[usize::from(device.0)] -= 1;
+            let outstanding = &mut self.device_states[usize::from(device.0)].outstanding;
+            assert!(*outstanding > 0, "a bio in flight is counted");
+            *outstanding -= 1;
         }
         if self.scenario.checked {
             self.history.log(self.now, flight.bio, HistoryEvent::Answered(status, stage));
@@ -714,7 +722,7 @@ impl Environment {
             Notice::DeviceState { device, state } => {
                 let stuck = state == DeviceState::Stuck;
                 let until = if stuck { Instant(u64::MAX) } else { self.now.after(MS) };
-                self.stuck_until[usize::from(device.0)] = until;
+                self.device_states[usize::from(device.0)].stuck_until = until;
                 self.coverage.hit(if stuck { Point::NoticeStuck } else { Point::NoticeLive });
             }
             Notice::UnknownCompletion { .. } => self.progress.count_unknown_completion(),

@@ -73,11 +73,27 @@ pub enum WorldDefect {
 
 /// Number of devices and volumes that are absent at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HotpluggedCount {
+pub struct HotplugScenario {
     /// Devices absent at the start.
     pub devices: usize,
     /// Volumes absent at the start.
     pub volumes: usize,
+    /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
+    /// removed permanently, or resized.
+    pub changes: u32,
+}
+
+/// How the rounds of a world end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundEnds {
+    /// Number of turns until the power cut, if there is one.
+    pub cut_after: Option<u64>,
+    /// The process dies, with its memory kept, where other worlds have power cuts.
+    pub deaths: bool,
+    /// With deaths: some ends are power cuts, and what a dead process left in the kernel is not durable.
+    pub cuts: bool,
+    /// The server stops while a device does not answer, where other worlds have power cuts.
+    pub stops: bool,
 }
 
 /// Everything that a simulated world is made from.
@@ -99,7 +115,7 @@ pub struct Scenario {
     pub sizes_max: Vec<u64>,
     /// The last devices and volumes are hot-plugged: their slots are free at the start, and they
     /// are added and removed repeatedly.
-    pub hotplugged: HotpluggedCount,
+    pub hotplug: HotplugScenario,
     /// Cache options of each shard.
     pub cache: CacheOptions,
     /// Dirty limits and writer throttling.
@@ -110,14 +126,8 @@ pub struct Scenario {
     pub turn_max: usize,
     /// Maximum delay of a message in nanoseconds.
     pub message_delay_ns: u64,
-    /// Number of turns until the power cut, if there is one.
-    pub cut_after: Option<u64>,
-    /// The process dies, with its memory kept, where other worlds have power cuts.
-    pub deaths: bool,
-    /// With deaths: some ends are power cuts, and what a dead process left in the kernel is not durable.
-    pub cuts: bool,
-    /// The server stops while a device does not answer, where other worlds have power cuts.
-    pub stops: bool,
+    /// How a round ends.
+    pub ends: RoundEnds,
     /// Number of live upgrades in a round: new shards take over the frames, dirty tables and connections of the old ones.
     pub upgrades: u32,
     /// Number of tunable changes in a round.
@@ -132,9 +142,6 @@ pub struct Scenario {
     pub overlays: Vec<OverlayScenario>,
     /// The memory of the caches is on a filesystem that others fill, too; so many pages more than a start needs.
     pub memory: Option<u64>,
-    /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
-    /// removed permanently, or resized.
-    pub hotplug_changes: u32,
     /// Number of rounds; each runs the jobs, and may end with a power cut.
     pub rounds: u32,
     /// A defect injected by a test.
@@ -161,16 +168,13 @@ impl Scenario {
             devices,
             volumes,
             sizes_max,
-            hotplugged: HotpluggedCount::default(),
+            hotplug: HotplugScenario::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             jobs,
             turn_max: 256,
             message_delay_ns: 100,
-            cut_after: None,
-            deaths: false,
-            cuts: false,
-            stops: false,
+            ends: RoundEnds::default(),
             upgrades: 0,
             option_changes: 0,
             tenants: TenantScenario::default(),
@@ -178,7 +182,6 @@ impl Scenario {
             layers: Vec::new(),
             overlays: Vec::new(),
             memory: None,
-            hotplug_changes: 0,
             rounds: 1,
             defect: WorldDefect::None,
             checked: true,
@@ -203,7 +206,7 @@ impl Scenario {
         let mut scenario = Self::draw_with(seed, shards, true, 0);
         let mut prng = Prng::new(seed).split("crash");
         scenario.rounds = prng.between(3, 8) as u32;
-        scenario.cut_after = Some(prng.between(1 << 6, 1 << 15));
+        scenario.ends.cut_after = Some(prng.between(1 << 6, 1 << 15));
         if lies {
             scenario.devices[0].defect = DiskDefect::SkipsFlush;
             scenario.devices[0].config.queue.write_cache = true;
@@ -219,9 +222,9 @@ impl Scenario {
         let changes = draw_hotplug_changes(&mut prng);
         let mut scenario = Self::draw_with(seed, shards, true, changes);
         scenario.rounds = prng.between(3, 8) as u32;
-        scenario.cut_after = Some(prng.between(1 << 6, 1 << 14));
+        scenario.ends.cut_after = Some(prng.between(1 << 6, 1 << 14));
         scenario.cache.dirty_table = true;
-        scenario.deaths = true;
+        scenario.ends.deaths = true;
         scenario.draw_upgrades();
         scenario
     }
@@ -248,7 +251,7 @@ impl Scenario {
         let mut volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
         let there = volumes.len();
         let hotplugged = match hotplug_changes {
-            0 => HotpluggedCount::default(),
+            0 => HotplugScenario::default(),
             _ => draw_hotplugged(&mut root.split("guests"), shards, &mut devices, &mut volumes),
         };
         let (cache, dirty) = match cached {
@@ -294,16 +297,16 @@ impl Scenario {
             devices,
             volumes,
             sizes_max,
-            hotplugged,
+            hotplug: HotplugScenario { changes: hotplug_changes, ..hotplugged },
             cache,
             dirty,
             jobs,
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
-            cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
-            deaths: false,
-            cuts: false,
-            stops: false,
+            ends: RoundEnds {
+                cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
+                ..RoundEnds::default()
+            },
             upgrades: 0,
             option_changes: root.split("switches").below(12) as u32,
             tenants,
@@ -311,7 +314,6 @@ impl Scenario {
             layers: Vec::new(),
             overlays: Vec::new(),
             memory: None,
-            hotplug_changes,
             rounds,
             defect: WorldDefect::None,
             checked: true,
@@ -357,7 +359,7 @@ impl Scenario {
     /// Number of devices and volumes that are present from the start.
     #[must_use]
     pub fn permanent(&self) -> (usize, usize) {
-        (self.devices.len() - self.hotplugged.devices, self.volumes.len() - self.hotplugged.volumes)
+        (self.devices.len() - self.hotplug.devices, self.volumes.len() - self.hotplug.volumes)
     }
 
     /// The configuration of one shard, with free slots for the hot-plugged devices and volumes.
@@ -366,8 +368,8 @@ impl Scenario {
         let (devices, volumes) = self.permanent();
         let (devices, hotplugged) = self.devices.split_at(devices);
         let spare = SpareSlots {
-            devices: self.hotplugged.devices as u16,
-            volumes: self.hotplugged.volumes as u16,
+            devices: self.hotplug.devices as u16,
+            volumes: self.hotplug.volumes as u16,
             exports: 0,
             tags: hotplugged.iter().map(|device| device.config.queue.nr_requests).sum(),
         };
@@ -537,9 +539,12 @@ fn draw_hotplugged(
     shards: u16,
     devices: &mut Vec<DeviceScenario>,
     volumes: &mut Vec<VolumeConfig>,
-) -> HotpluggedCount {
-    let hotplugged =
-        HotpluggedCount { devices: prng.below(2) as usize, volumes: prng.between(1, 2) as usize };
+) -> HotplugScenario {
+    let hotplugged = HotplugScenario {
+        devices: prng.below(2) as usize,
+        volumes: prng.between(1, 2) as usize,
+        changes: 0,
+    };
     devices.extend((0..hotplugged.devices).map(|_| draw_device(prng, shards, false)));
     for _ in 0..hotplugged.volumes {
         let device = match prng.below(4) {

@@ -211,7 +211,7 @@ impl World {
             connection.job.left = if there { connection.job.options.bios } else { 0 };
         }
         // The cut others_pending after a different number of turns in each round.
-        let cut_after = self.env.scenario.cut_after;
+        let cut_after = self.env.scenario.ends.cut_after;
         let cut_after = match self.env.scenario.cache.is_on() {
             false => cut_after.map(|turns| turns / u64::from(round + 1)),
             // As many early cuts as late ones: a run has more turns under full load than at its
@@ -227,7 +227,7 @@ impl World {
         match stop {
             Stop::Broken => return,
             Stop::Idle => self.check_idle(),
-            Stop::Cut if self.env.scenario.stops => self.stop_beside_hung(),
+            Stop::Cut if self.env.scenario.ends.stops => self.stop_beside_hung(),
             Stop::Cut if self.dies() => self.die(),
             Stop::Cut => self.cut(),
         }

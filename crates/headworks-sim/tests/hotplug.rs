@@ -8,7 +8,9 @@ use headworks_sim::world::{Prepare, run_prepared};
 const WORLDS: u64 = 36;
 
 fn world(seed: u64) -> Scenario {
-    Scenario { hotplug_changes: 12, ..Scenario::draw(seed, None) }
+    let mut scenario = Scenario::draw(seed, None);
+    scenario.hotplug.changes = 12;
+    scenario
 }
 
 fn broken(prepare: Prepare) -> (Vec<&'static str>, Coverage) {

@@ -97,7 +97,7 @@ const BYTES: &str = "a read returns what was written there";
 fn no_violation_without_defect() {
     for home in [0, 1] {
         assert!(broken_rules(home, |_| {}, SOUND).is_empty());
-        assert!(broken_rules(home, |s| s.cut_after = Some(s.seed * 40), SOUND).is_empty());
+        assert!(broken_rules(home, |s| s.ends.cut_after = Some(s.seed * 40), SOUND).is_empty());
     }
 }
 
@@ -106,7 +106,7 @@ fn device_that_skips_flushes_is_detected_after_power_cut() {
     let change = |scenario: &mut Scenario| {
         scenario.devices[0].defect = DiskDefect::SkipsFlush;
         scenario.jobs.iter_mut().for_each(|job| job.fua = 0);
-        scenario.cut_after = Some(300);
+        scenario.ends.cut_after = Some(300);
     };
     must_find(&[CUT], &broken_rules(0, change, SOUND));
 }
@@ -116,7 +116,7 @@ fn device_that_skips_fua_is_detected_after_power_cut() {
     let change = |scenario: &mut Scenario| {
         scenario.devices[0].defect = DiskDefect::SkipsFua;
         scenario.jobs.iter_mut().for_each(|job| job.weights[2] = 0);
-        scenario.cut_after = Some(300);
+        scenario.ends.cut_after = Some(300);
     };
     must_find(&[CUT], &broken_rules(0, change, SOUND));
 }

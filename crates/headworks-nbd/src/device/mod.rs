@@ -20,6 +20,7 @@
 //! Invariants: each command is answered once; a closed connection is never read again; memory of a command is used only until its
 //! answer; a turn handles 64 replies or 256 KiB.
 
+mod acknowledged;
 mod connection;
 mod defect;
 mod dial;
@@ -28,6 +29,7 @@ mod hostile_tests;
 mod kept;
 mod newest;
 mod options;
+mod outage;
 mod repeat;
 mod slots;
 mod status;
@@ -42,8 +44,6 @@ use std::sync::Arc;
 use headworks::driver::{Interest, Span};
 use headworks::{CommandBatch, Device, DeviceIo};
 use headworks_core::extent::ExtentWriter;
-use headworks_core::prng::Prng;
-use headworks_core::time::MS;
 use headworks_core::{Completion, ExtentState, Instant, IoError, Op, Status, VolumeId};
 use tracing::{error, info, warn};
 
@@ -51,9 +51,11 @@ pub use self::dial::{Attempt, Dial, Dialer, Opened};
 pub use self::options::{RemoteOptions, queue_options, volume_options};
 pub use self::status::{RemoteReport, RemoteState, RemoteStatus};
 
+use self::acknowledged::Acknowledged;
 use self::connection::{Budget, Connection};
 use self::defect::Defects;
 use self::kept::Kept;
+use self::outage::Outage;
 use self::repeat::{Repeat, Settled};
 use self::slots::{Place, Purpose, Slots};
 use crate::TransmissionFlags;
@@ -62,8 +64,6 @@ use crate::wire::{self, CommandFlags, NbdError, RequestHeader};
 
 /// The place of the dialer's descriptor; those of connections are their indices.
 const DIAL_PLACE: u16 = DeviceIo::PLACES - 1;
-/// The first pause before an attempt, and the longest.
-const PAUSE_NS: (u64, u64) = (100 * MS, 5000 * MS);
 
 /// What a device does about its connections.
 #[derive(Debug)]
@@ -100,20 +100,8 @@ pub struct NbdDevice<D = Dialer> {
     repeat: Option<Repeat>,
     /// Whether what a told loss has left is durable.
     settled: Settled,
-    /// When the connection was lost, until there is a reply on a new one or a new one with nothing to send.
-    lost_at: Option<Instant>,
-    /// What waited too long was failed and logged.
-    gave_up: bool,
-    /// Attempts since the last reply.
-    attempts: u32,
-    prng: Prng,
-    /// Acknowledged writes, and how many of them a successful flush covers.
-    acknowledged: u64,
-    flushed: u64,
-    /// A flush has succeeded, so no write of an earlier process needs one.
-    was_flushed: bool,
-    /// Losses that were told.
-    losses: u64,
+    outage: Outage,
+    acknowledged: Acknowledged,
     /// The volume of the last command.
     volume: Option<VolumeId>,
     /// Descriptors are watched.
@@ -155,7 +143,7 @@ impl NbdDevice {
         let dial = Dialer::new(uri.clone(), &options).map_err(ClientError::Io)?;
         let mut device = Self::new(&uri.to_string(), options, seed, (dial, Vec::new()));
         (device.flags, device.export) = (export.flags, export);
-        device.was_flushed = true;
+        device.acknowledged.cover(0);
         device.set_state(Instant(0), State::Down(Instant(0)), "it was just taken over");
         Ok(device)
     }
@@ -186,14 +174,8 @@ impl<D: Dial> NbdDevice<D> {
             is_releasing: false,
             repeat: None,
             settled: Settled::Yes,
-            lost_at: None,
-            gave_up: false,
-            attempts: 0,
-            prng: Prng::new(seed),
-            acknowledged: 0,
-            flushed: 0,
-            was_flushed: false,
-            losses: 0,
+            outage: Outage::none(seed),
+            acknowledged: Acknowledged::default(),
             volume: None,
             started: false,
             unread: 0,
@@ -225,7 +207,7 @@ impl<D: Dial> NbdDevice<D> {
     /// Enters a state that is told, for `reason`.
     fn set_state(&mut self, now: Instant, state: State, reason: &str) {
         self.state = state;
-        let (connections, attempts) = (self.connections.len() as u32, self.attempts);
+        let (connections, attempts) = (self.connections.len() as u32, self.outage.attempts());
         let state = match self.state {
             State::Up => RemoteState::Up,
             State::Down(_) | State::Dialing => RemoteState::Down,
@@ -242,7 +224,7 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Waits for the next attempt, after one that failed for `reason`.
     fn stay_down(&mut self, now: Instant, reason: &str) {
-        let next = now.after(self.pause());
+        let next = now.after(self.outage.pause());
         self.set_state(now, State::Down(next), reason);
     }
 
@@ -288,7 +270,7 @@ impl<D: Dial> NbdDevice<D> {
 
     /// When commands that wait for a connection fail.
     fn give_up_at(&self) -> Option<Instant> {
-        self.lost_at.map(|at| at.after(self.options.reconnect_ns))
+        self.outage.give_up_at(self.options.reconnect_ns)
     }
 
     /// Gives every waiting command to a connection, and sends. What was kept goes first, alone.
@@ -311,7 +293,7 @@ impl<D: Dial> NbdDevice<D> {
             };
             self.assign(slot, index);
             if op == Op::Flush {
-                self.slots.slot_mut(slot).covers = self.acknowledged;
+                self.slots.slot_mut(slot).covers = self.acknowledged.writes();
             }
             self.connections[index].push(now, &self.slots, slot);
         }
@@ -373,7 +355,7 @@ impl<D: Dial> NbdDevice<D> {
         let (mut budget, mut follow) = (Budget::of_turn(), false);
         let received = connection.receive(now, slots, &mut budget, (ended, gather));
         if !self.ended.is_empty() {
-            (self.attempts, self.lost_at) = (0, None);
+            self.outage.end();
             self.answer_ended(io);
             // A flush made room, the next of what was kept has its turn, or a flush is due.
             follow = self.repeat.is_some() || !self.waiting.is_empty() || self.release_is_due();
@@ -406,7 +388,7 @@ impl<D: Dial> NbdDevice<D> {
                 match command.op {
                     Op::Flush => {
                         let later = self.defects.flush_covers_later();
-                        let covers = if later { self.acknowledged } else { it.covers };
+                        let covers = if later { self.acknowledged.writes() } else { it.covers };
                         self.on_flushed(slot, covers);
                         if purpose == Purpose::Asked && self.is_before_loss(slot) {
                             status = Err(IoError::Medium);
@@ -464,8 +446,7 @@ impl<D: Dial> NbdDevice<D> {
             }
         }
         self.unread = 0;
-        self.lost_at.get_or_insert(now);
-        self.gave_up = false;
+        self.outage.begin(now);
         self.stay_down(now, reason);
         let wait = self.options.reconnect_ns / 1_000_000_000;
         warn!(
@@ -477,35 +458,28 @@ impl<D: Dial> NbdDevice<D> {
 
     /// Whether a loss was told since a flush was submitted: it fails, also where the remote has flushed what is left.
     fn is_before_loss(&self, flush: u32) -> bool {
-        self.slots.slot(flush).losses != self.losses && !self.defects.flush_forgets_loss()
+        self.slots.slot(flush).losses != self.acknowledged.losses()
+            && !self.defects.flush_forgets_loss()
     }
 
     /// Whether the remote may have acknowledged writes only in a volatile cache.
     fn has_uncovered(&self) -> bool {
         let may_cache = self.flags.contains(TransmissionFlags::SEND_FLUSH);
-        may_cache && self.acknowledged > self.flushed
+        may_cache && self.acknowledged.has_uncovered()
     }
 
     /// The answer to a command that fails with `error` because there is no connection. A flush that covers nothing succeeds, so that an
     /// export whose remote is gone can be removed.
     fn answer_without_remote(&self, op: Op, error: IoError) -> Status {
-        let covers_nothing =
-            self.was_flushed && (!self.has_uncovered() || self.settled != Settled::Yes);
+        let covers_nothing = self.acknowledged.was_flushed()
+            && (!self.has_uncovered() || self.settled != Settled::Yes);
         if op == Op::Flush && covers_nothing { Ok(()) } else { Err(error) }
-    }
-
-    /// The pause before the next attempt: it doubles with each one, and is shortened by up to a half.
-    fn pause(&mut self) -> u64 {
-        let (least, most) = PAUSE_NS;
-        let pause = most.min(least << self.attempts.min(16));
-        self.attempts += 1;
-        self.prng.between(pause / 2, pause)
     }
 
     /// Fails the waiting commands if no connection can come in time.
     fn fail_waiting(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
         let Some(refusal) = self.refusal(now) else { return };
-        if !std::mem::replace(&mut self.gave_up, true) && !matches!(self.state, State::Barred) {
+        if self.outage.give_up() && !matches!(self.state, State::Barred) {
             error!("{}: no new connection in time: requests fail until there is one", self.name);
         }
         while let Some(slot) = self.waiting.pop_front() {
@@ -537,9 +511,7 @@ impl<D: Dial> NbdDevice<D> {
     }
 
     fn reconnect(&mut self, now: Instant, opened: Vec<Opened>, io: &mut DeviceIo<'_>) {
-        let since = self.lost_at.map_or(0, |at| now.since(at) / MS);
-        // What waits has the time from the first loss on, until the server answers something.
-        self.lost_at = self.lost_at.filter(|_| !self.waiting.is_empty());
+        let since = self.outage.reconnect(now, !self.waiting.is_empty());
         self.connect(now, opened);
         self.status.change(|report| report.reconnects += 1);
         let (resent, repeated) = (self.waiting.len(), self.kept.len());
@@ -557,7 +529,8 @@ impl<D: Dial> NbdDevice<D> {
         self.set_state(now, State::Barred, difference);
         // Whatever it was, it is not there; after that there is nothing to flush.
         self.tell_loss(io);
-        (self.was_flushed, self.flushed, self.settled) = (true, self.acknowledged, Settled::Yes);
+        self.acknowledged.cover(self.acknowledged.writes());
+        self.settled = Settled::Yes;
         error!(
             "{}: the export is another one than before ({difference}): its requests fail until it is removed and added again",
             self.name
@@ -597,7 +570,7 @@ impl<D: Dial> Device for NbdDevice<D> {
             }
             match self.slots.take(command, batch) {
                 Some(slot) => {
-                    self.slots.slot_mut(slot).losses = self.losses;
+                    self.slots.slot_mut(slot).losses = self.acknowledged.losses();
                     self.waiting.push_back(slot);
                 }
                 None => io.completions.push(command.failed(IoError::Busy)),
@@ -628,7 +601,7 @@ impl<D: Dial> Device for NbdDevice<D> {
             self.watch(io);
             io.watch(DIAL_PLACE, self.dial.fd(), Interest::Read);
             if !matches!(self.state, State::Up) {
-                self.lost_at.get_or_insert(now);
+                self.outage.begin(now);
             }
         }
         for index in 0..self.connections.len() {

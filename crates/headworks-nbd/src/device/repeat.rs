@@ -83,22 +83,22 @@ impl<D: Dial> NbdDevice<D> {
         if durable && (self.kept.len() == 0 || self.defects.durable_not_kept()) {
             return;
         }
-        self.acknowledged += 1;
+        let number = self.acknowledged.count();
         if !self.is_volatile() {
             return;
         }
         let it = self.slots.slot_mut(slot);
         if !std::mem::take(&mut it.has_room) {
-            return self.kept.miss(self.acknowledged);
+            return self.kept.miss(number);
         }
         let parts = it.parts(0, len as usize);
         // SAFETY: the memory of a command that was not answered.
-        unsafe { self.kept.keep(self.acknowledged, (op, flags), (offset, len), parts) };
+        unsafe { self.kept.keep(number, (op, flags), (offset, len), parts) };
     }
 
     /// Notes that a flush covers the first so many acknowledged writes. What a loss has left is durable if the flush came after it.
     pub(super) fn on_flushed(&mut self, slot: u32, covers: u64) {
-        (self.flushed, self.was_flushed) = (self.flushed.max(covers), true);
+        self.acknowledged.cover(covers);
         if !self.is_before_loss(slot) {
             self.settled = Settled::Yes;
         }
@@ -119,7 +119,7 @@ impl<D: Dial> NbdDevice<D> {
         let Some(volume) = self.volume.filter(|_| self.release_is_due()) else { return };
         let flush = Command::flush(RequestId::default(), volume);
         if let Some(slot) = self.slots.take_for(Purpose::Release, &flush, [].into_iter()) {
-            self.slots.slot_mut(slot).losses = self.losses;
+            self.slots.slot_mut(slot).losses = self.acknowledged.losses();
             self.is_releasing = true;
             self.waiting.push_front(slot);
         }
@@ -145,7 +145,7 @@ impl<D: Dial> NbdDevice<D> {
             && !self.defects.untold_loss()
         {
             io.lose(volume);
-            self.losses += 1;
+            self.acknowledged.lose();
             self.status.change(|report| report.losses += 1);
         }
         self.settled = Settled::No;

@@ -5,7 +5,8 @@ use std::io::Write;
 use headworks::testing::Bench;
 use headworks_core::BioFlags;
 use headworks_core::extent::extents;
-use headworks_core::time::SEC;
+use headworks_core::prng::Prng;
+use headworks_core::time::{MS, SEC};
 
 use super::world::remote::{Remote, Shared, TestDial, all_flags, lock};
 use super::*;

@@ -5,7 +5,7 @@ use super::*;
 impl Environment {
     /// As [`Environment::cut`] after the death of the process: everything acknowledged is to be there.
     pub fn die(&mut self) {
-        self.oracle.die(!self.scenario.cuts);
+        self.oracle.die(!self.scenario.ends.cuts);
         self.cut();
     }
 
@@ -20,7 +20,7 @@ impl Environment {
             memory.restart(self.now, &mut self.coverage);
         }
         self.lent = LentFrames::default();
-        self.outstanding.fill(0);
+        self.device_states.iter_mut().for_each(|device| device.outstanding = 0);
         self.connections.iter_mut().for_each(Connection::reset);
         self.oracle.cut();
         if self.scenario.checked {
@@ -39,7 +39,9 @@ impl Environment {
         self.timers.fill(None);
         // The new shards take every device for one that answers.
         let until = self.now.after(MS);
-        self.stuck_until.iter_mut().for_each(|stuck| *stuck = (*stuck).min(until));
+        for device in &mut self.device_states {
+            device.stuck_until = device.stuck_until.min(until);
+        }
     }
 
     /// Counts the state that a power cut interrupts.

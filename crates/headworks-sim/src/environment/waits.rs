@@ -29,7 +29,7 @@ impl Environment {
         let is_out = faults.outage.is_some_and(|outage| {
             (outage.from_ns + silence..outage.until_ns + timeout).contains(&self.now.0)
         });
-        self.now < self.stuck_until[usize::from(device.0)]
+        self.now < self.device_states[usize::from(device.0)].stuck_until
             || is_out
             || !answers && 2 * self.now.since(since) >= timeout
             || self.scenario.tenants.parts && self.now.since(since) >= timeout

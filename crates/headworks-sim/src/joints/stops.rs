@@ -34,8 +34,8 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     scenario.cache.flush_timeout_ns = [50 * MS, SEC, 60 * SEC][prng.below(3) as usize];
     scenario.rounds = prng.between(1, 3) as u32;
-    scenario.cut_after = Some(prng.between(16, 1 << 11));
-    scenario.stops = true;
+    scenario.ends.cut_after = Some(prng.between(16, 1 << 11));
+    scenario.ends.stops = true;
     scenario
 }
 

@@ -39,13 +39,13 @@ impl Scenario {
         match prng.below(4) {
             0 => {
                 scenario.rounds = prng.between(3, 8) as u32;
-                scenario.cut_after = Some(prng.between(1 << 6, 1 << 14));
+                scenario.ends.cut_after = Some(prng.between(1 << 6, 1 << 14));
             }
             1 => {
                 scenario.rounds = prng.between(3, 8) as u32;
-                scenario.cut_after = Some(prng.between(1 << 6, 1 << 14));
+                scenario.ends.cut_after = Some(prng.between(1 << 6, 1 << 14));
                 scenario.cache.dirty_table = true;
-                scenario.deaths = true;
+                scenario.ends.deaths = true;
             }
             _ => {}
         }
@@ -60,7 +60,7 @@ impl Scenario {
         let place = self.volumes[0];
         let (_, mut permanent) = self.permanent();
         let chain = prng.below(3) == 0;
-        if self.hotplug_changes == 0 {
+        if self.hotplug.changes == 0 {
             let wanted = 1 + usize::from(chain) + prng.between(1, TOPS_MAX) as usize;
             permanent = permanent.max(wanted);
             self.volumes.resize(permanent, place);
@@ -84,7 +84,7 @@ impl Scenario {
                 let base = &self.volumes[usize::from(below.0)].options;
                 (options.size, options.block_size) = (base.size, base.block_size);
             }
-            self.sizes_max[index] = match self.hotplug_changes {
+            self.sizes_max[index] = match self.hotplug.changes {
                 0 => options.size,
                 _ if is_middle => options.size,
                 _ => options.size + prng.below(3) * prng.below(64) * u64::from(BLOCK),

@@ -66,7 +66,7 @@ impl Scenario {
             server: prng.below(4) == 0,
             changes: [0, 20][prng.below(2) as usize],
         };
-        scenario.cut_after = Some(prng.between(1 << 6, 1 << 13));
+        scenario.ends.cut_after = Some(prng.between(1 << 6, 1 << 13));
         scenario.rounds = 2;
         scenario.draw_upgrades();
         scenario

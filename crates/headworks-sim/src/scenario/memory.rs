@@ -22,9 +22,9 @@ impl Scenario {
         let shards = shards.unwrap_or([1, 1, 2][prng.below(3) as usize]);
         let mut scenario = Self::draw_with(seed, Some(shards), true, 0);
         scenario.rounds = prng.between(1, 3) as u32;
-        scenario.cut_after = Some(prng.between(1 << 5, 1 << 11));
-        scenario.deaths = prng.below(3) > 0;
-        scenario.cuts = scenario.deaths && prng.below(2) == 0;
+        scenario.ends.cut_after = Some(prng.between(1 << 5, 1 << 11));
+        scenario.ends.deaths = prng.below(3) > 0;
+        scenario.ends.cuts = scenario.ends.deaths && prng.below(2) == 0;
         scenario.cache.dirty_table = true;
         scenario.cache.units = prng.between(UNITS_LEAST, UNITS_LEAST + 1000) as u32;
         scenario.cache.backed = CacheOptions::BACKED_MIN;

@@ -30,10 +30,10 @@ impl Scenario {
         let mut prng = Prng::new(seed).split("overlays");
         let mut scenario = Self::draw_with(seed, shards, true, 0);
         scenario.rounds = prng.between(3, 8) as u32;
-        scenario.cut_after = Some(prng.between(1 << 6, 1 << 13));
-        (scenario.deaths, scenario.cuts) =
+        scenario.ends.cut_after = Some(prng.between(1 << 6, 1 << 13));
+        (scenario.ends.deaths, scenario.ends.cuts) =
             [(false, true), (true, false), (true, true), (true, true)][prng.below(4) as usize];
-        scenario.cache.dirty_table = scenario.deaths;
+        scenario.cache.dirty_table = scenario.ends.deaths;
         scenario.lay_overlays(&mut prng);
         scenario.draw_overlay_jobs(&mut prng.split("jobs"));
         scenario.draw_upgrades();

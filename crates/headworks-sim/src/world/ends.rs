@@ -39,7 +39,7 @@ use crate::coverage::Point;
 use crate::disk::{Outage, OverlaidDisk};
 use crate::environment::{NoDisk, ShardPort};
 use crate::memory_space::MEMORY_RULE;
-use crate::scenario::{Scenario, WorldDefect};
+use crate::scenario::{RoundEnds, WorldDefect};
 
 /// The rule of a stop.
 pub const STOP_RULE: &str = "a stop beside a hung device flushes all other volumes";
@@ -53,7 +53,7 @@ const HANGS: u64 = 3_600 * SEC;
 impl World {
     /// Whether the process dies where a round ends, or the power is cut.
     pub(super) fn dies(&mut self) -> bool {
-        let Scenario { deaths, cuts, .. } = self.env.scenario;
+        let RoundEnds { deaths, cuts, .. } = self.env.scenario.ends;
         deaths && (!cuts || self.death.below(2) == 0)
     }
 
@@ -83,7 +83,7 @@ impl World {
         }
         left.into_iter().for_each(|(volume, blocks)| self.restore(volume, blocks));
         // Otherwise what is not restored is durable with the next flush, as far as the kernel has it.
-        if !self.env.scenario.cuts {
+        if !self.env.scenario.ends.cuts {
             for disk in &self.disks {
                 disk.lock().sync();
             }

@@ -49,7 +49,7 @@ const TRIES_LAST: u32 = 1_000_000;
 impl World {
     /// Plans the changes of a new round.
     pub(super) fn plan_hotplug(&mut self) {
-        if self.hotplug.plan(self.env.scenario.hotplug_changes) {
+        if self.hotplug.plan(self.env.scenario.hotplug.changes) {
             self.schedule_step(20 * MS);
         }
     }

@@ -49,7 +49,7 @@ impl World {
     pub(super) fn end_upgrades(&mut self, stop: Stop) {
         let soon = self.upgrades.end_round(self.turns);
         if stop == Stop::Cut && soon {
-            self.env.coverage.hit(match self.env.scenario.deaths {
+            self.env.coverage.hit(match self.env.scenario.ends.deaths {
                 true => Point::DeathUpgraded,
                 false => Point::UpgradeCut,
             });
