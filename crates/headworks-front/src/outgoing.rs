@@ -26,7 +26,7 @@ mod lent;
 use std::collections::VecDeque;
 use std::io;
 
-use crate::transport::{Room, Transport};
+use crate::transport::Transport;
 use headworks::driver::Span;
 use headworks::house::{Buffer, Pool};
 use headworks_core::Instant;
@@ -451,7 +451,7 @@ impl Outgoing {
             }
             self.gather(spans);
             let wanted: usize = spans.iter().map(|span| span.len()).sum();
-            match transport.send(spans, &mut Room::new(pool, self.held)) {
+            match transport.send(spans, pool) {
                 Ok(count) => {
                     assert!(count <= wanted, "a transport takes at most what it was given");
                     self.advance(count, pool);

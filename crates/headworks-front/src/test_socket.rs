@@ -4,8 +4,9 @@ use std::io::{self, IoSlice, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use headworks::driver::Span;
+use headworks::house::Pool;
 
-use crate::transport::{Room, Transport};
+use crate::transport::Transport;
 
 /// One end of a pair of sockets.
 pub struct TestSocket(UnixStream);
@@ -23,7 +24,7 @@ impl Transport for TestSocket {
         self.0.read(&mut scratch[..tail])
     }
 
-    fn send(&mut self, spans: &[Span], _: &mut Room<'_>) -> io::Result<usize> {
+    fn send(&mut self, spans: &[Span], _: &mut Pool) -> io::Result<usize> {
         // SAFETY: the pieces stay until the call returns.
         let pieces: Vec<_> =
             spans.iter().map(|span| IoSlice::new(unsafe { span.bytes() })).collect();

@@ -3,47 +3,9 @@
 use std::io;
 
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
+use headworks::house::Pool;
 
-use crate::memory::MemoryLimits;
 use crate::outgoing::SendOutcome;
-
-/// The pool as a transport sees it that keeps bytes which its peer does not take.
-#[derive(Debug)]
-pub struct Room<'a> {
-    pool: &'a mut Pool,
-    /// Bytes of the pool that the connection's unsent replies hold.
-    held: usize,
-}
-
-impl<'a> Room<'a> {
-    /// The pool beside `held` bytes of it in the queue of replies.
-    pub fn new(pool: &'a mut Pool, held: usize) -> Self {
-        Self { pool, held }
-    }
-
-    /// A block of at least `len` bytes, for a transport that keeps none; none if less would be free then than the connection's replies hold.
-    #[inline]
-    pub fn take(&mut self, len: usize) -> Option<Buffer> {
-        let block = Pool::block_bytes(len)?;
-        let free = MemoryLimits::shared_of(self.pool.size()).saturating_sub(self.pool.taken());
-        if self.held + block > free {
-            return None;
-        }
-        self.pool.try_take(len)
-    }
-
-    /// Takes a block back.
-    #[inline]
-    pub fn put(&mut self, block: Buffer) {
-        self.pool.put(block);
-    }
-
-    /// The pool itself, for the buffers of replies.
-    pub fn pool(&mut self) -> &mut Pool {
-        self.pool
-    }
-}
 
 /// Bytes of a stream that its transport may keep beside the pool while that is short.
 pub const KEPT_ALWAYS: usize = 4 << 10;
@@ -65,11 +27,11 @@ pub trait Transport {
     ) -> io::Result<usize>;
 
     /// Sends what the stream takes of the pieces, in order. Returns the number of bytes; fewer than all mean that it is full. Bytes that it
-    /// keeps are in a block of `room`; without one it keeps at most [`KEPT_ALWAYS`].
+    /// keeps are in a block of `pool` ([`MemoryLimits::try_keep`](crate::memory::MemoryLimits::try_keep)); without one it keeps at most [`KEPT_ALWAYS`].
     ///
     /// # Errors
     /// `WouldBlock` when it takes nothing; other errors end the connection.
-    fn send(&mut self, spans: &[Span], room: &mut Room<'_>) -> io::Result<usize>;
+    fn send(&mut self, spans: &[Span], pool: &mut Pool) -> io::Result<usize>;
 
     /// Whether bytes that it has taken wait to be sent.
     fn has_unsent(&self) -> bool {
@@ -90,7 +52,7 @@ pub trait Transport {
     ///
     /// # Errors
     /// The connection is broken.
-    fn settle(&mut self, sent: SendOutcome, _: &mut Room<'_>) -> io::Result<SendOutcome> {
+    fn settle(&mut self, sent: SendOutcome, _: &mut Pool) -> io::Result<SendOutcome> {
         Ok(sent)
     }
 

@@ -17,7 +17,7 @@ use headworks::house::Pool;
 use headworks_core::Instant;
 
 use crate::outgoing::{Outgoing, SendOutcome};
-use crate::transport::{Room, Transport};
+use crate::transport::Transport;
 
 /// The bytes of a connection in both directions.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl<T: Transport> Wire<T> {
             // After the last reply, in the same send: no event would follow.
             transport.goodbye();
         }
-        let sent = transport.settle(sent, &mut Room::new(pool, self.outgoing.held()))?;
+        let sent = transport.settle(sent, pool)?;
         // The client took everything there was: the next data are late because of the server.
         let took_all = matches!(sent, SendOutcome::All | SendOutcome::Dropped);
         if took_all || (self.outgoing.waiting(), transport.progress()) != before {

@@ -14,6 +14,8 @@
 //! the last take by a connection that then holds more than `guaranteed` leaves `last` bytes free; later takes add at
 //! most `guaranteed` and one chunk for each connection, and `2 * guaranteed * connections <= last`.
 
+use headworks::house::{Buffer, Pool};
+
 /// The last part of the pool is this fraction: an eighth.
 const LAST_PART: usize = 8;
 /// Smallest and largest guaranteed bytes of a connection.
@@ -56,11 +58,18 @@ impl MemoryLimits {
         Self::shared_of(self.size)
     }
 
-    /// The same of a pool of `size` bytes.
+    fn shared_of(size: usize) -> usize {
+        size - size / LAST_PART
+    }
+
+    /// A block of at least `len` bytes for what a transport keeps of one connection, which has no other: of what is shared and free, for
+    /// `last` is what clients that hold little get on with. None if there is none.
     #[inline]
     #[must_use]
-    pub fn shared_of(size: usize) -> usize {
-        size - size / LAST_PART
+    pub fn try_keep(pool: &mut Pool, len: usize) -> Option<Buffer> {
+        let block = Pool::block_bytes(len)?;
+        let fits = pool.taken() + block <= Self::shared_of(pool.size());
+        fits.then(|| pool.try_take(len)).flatten()
     }
 
     /// Most bytes in use after a read of a connection that does not take the replies it has.

@@ -24,8 +24,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use headworks::driver::Span;
 use headworks::house::{Buffer, Pool};
+use headworks_front::memory::MemoryLimits;
 use headworks_front::outgoing::SendOutcome;
-use headworks_front::transport::{KEPT_ALWAYS, Room};
+use headworks_front::transport::KEPT_ALWAYS;
 use headworks_nbd::tls::pieces::Pieces;
 use headworks_nbd::tls::session::{RECORD_BYTES, RECORD_EXTRA, SEALED_RECORDS};
 use headworks_nbd::tls::{Session, TlsError};
@@ -140,10 +141,10 @@ impl headworks_front::Transport for Transport {
     }
 
     #[inline]
-    fn send(&mut self, spans: &[Span], room: &mut Room<'_>) -> io::Result<usize> {
+    fn send(&mut self, spans: &[Span], pool: &mut Pool) -> io::Result<usize> {
         match &mut self.tls {
             None => send_spans(self.socket.as_raw_fd(), spans),
-            Some(tls) => tls.send(self.socket.as_raw_fd(), spans, room),
+            Some(tls) => tls.send(self.socket.as_raw_fd(), spans, pool),
         }
     }
 
@@ -162,11 +163,11 @@ impl headworks_front::Transport for Transport {
     }
 
     #[inline]
-    fn settle(&mut self, sent: SendOutcome, room: &mut Room<'_>) -> io::Result<SendOutcome> {
+    fn settle(&mut self, sent: SendOutcome, pool: &mut Pool) -> io::Result<SendOutcome> {
         let Some(tls) = &mut self.tls else {
             return Ok(sent);
         };
-        Ok(match (tls.flush(self.socket.as_raw_fd(), room)?, sent) {
+        Ok(match (tls.flush(self.socket.as_raw_fd(), pool)?, sent) {
             (false, _) => SendOutcome::Full,
             // The socket would take more, but other connections are served first.
             (true, SendOutcome::Full) => SendOutcome::Budget,
@@ -220,12 +221,12 @@ impl Encrypted {
         self.kept.is_some() || self.session.has_unsent()
     }
 
-    fn send(&mut self, fd: RawFd, spans: &[Span], room: &mut Room<'_>) -> io::Result<usize> {
+    fn send(&mut self, fd: RawFd, spans: &[Span], pool: &mut Pool) -> io::Result<usize> {
         // SAFETY: spans name memory that stays unchanged until the pieces are dropped.
         let mut source = unsafe { Pieces::new(spans) };
         let wanted: usize = spans.iter().map(|span| span.len()).sum();
-        while self.flush(fd, room)? && !source.is_empty() && source.taken() < TURN_BYTES {
-            let block = room.take(sealed_bytes(wanted - source.taken()));
+        while self.flush(fd, pool)? && !source.is_empty() && source.taken() < TURN_BYTES {
+            let block = MemoryLimits::try_keep(pool, sealed_bytes(wanted - source.taken()));
             let (records, most) = match block {
                 Some(_) => (SEALED_RECORDS, RECORD_BYTES),
                 None => (1, KEPT_ALWAYS - RECORD_EXTRA),
@@ -237,14 +238,14 @@ impl Encrypted {
                 }
             }
             if let Some(block) = block {
-                self.flush_or_keep(fd, block, room)?;
+                self.flush_or_keep(fd, block, pool)?;
             }
         }
         if source.taken() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken()) }
     }
 
     /// Sends ciphertext; returns whether all of it was sent.
-    fn flush(&mut self, fd: RawFd, room: &mut Room<'_>) -> io::Result<bool> {
+    fn flush(&mut self, fd: RawFd, pool: &mut Pool) -> io::Result<bool> {
         while let Some(kept) = &mut self.kept {
             // SAFETY: filled bytes of a block that is ours.
             let rest = unsafe { kept.block.span().part(kept.at, kept.end - kept.at) };
@@ -252,7 +253,7 @@ impl Encrypted {
                 Ok(count) => {
                     (kept.at, self.sent) = (kept.at + count, self.sent + count as u64);
                     if kept.at == kept.end {
-                        self.kept.take().into_iter().for_each(|kept| room.put(kept.block));
+                        self.kept.take().into_iter().for_each(|kept| pool.put(kept.block));
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -264,13 +265,13 @@ impl Encrypted {
     }
 
     /// Sends the session's ciphertext, and moves to the block what the socket does not take.
-    fn flush_or_keep(&mut self, fd: RawFd, block: Buffer, room: &mut Room<'_>) -> io::Result<()> {
+    fn flush_or_keep(&mut self, fd: RawFd, block: Buffer, pool: &mut Pool) -> io::Result<()> {
         let mut kept = Kept { block, at: 0, end: 0 };
         let sent = self.session.flush(&mut Wire { fd, sent: &mut self.sent });
         match sent.and_then(|all| if all { Ok(true) } else { self.session.flush(&mut kept) }) {
             Ok(_) if kept.end > 0 => self.kept = Some(kept),
             outcome => {
-                room.put(kept.block);
+                pool.put(kept.block);
                 outcome?;
             }
         }
