@@ -9,7 +9,7 @@ use crate::bio::{Bio, BioFlags};
 use crate::elevator::MergeEdge;
 use crate::gauge::Gauge32;
 use crate::list::List;
-use crate::request::{Bios, EndLink, Request, SlotId, Slots, StartLink};
+use crate::request::{Bios, EndLink, Request, RequestState, SlotId, Slots, StartLink};
 use crate::request_limits::RequestLimits;
 use crate::time::Instant;
 
@@ -139,6 +139,8 @@ pub(crate) fn join_requests(
     debug_assert!(kept != gone, "a request is not merged with itself");
     let from = &slots[gone];
     let (stamps, waits_since) = (from.stamps, from.waits_since);
+    // One without a tag has not reached the stage that begins with the tag, and says nothing of it.
+    let stages = if from.state == RequestState::Queued { 3 } else { 2 };
     let part = Part {
         offset: from.offset,
         len: from.len,
@@ -151,7 +153,7 @@ pub(crate) fn join_requests(
     let kept = &mut slots[kept];
     join(kept, bios, part, edge);
     // The merged request counts from its oldest part, stage by stage: the older part's time in the queue is not plug time.
-    for (stamp, other) in kept.stamps.iter_mut().zip(stamps).take(3) {
+    for (stamp, other) in kept.stamps.iter_mut().zip(stamps).take(stages) {
         *stamp = (*stamp).min(other);
     }
     kept.waits_since = kept.waits_since.min(waits_since);
@@ -316,6 +318,24 @@ mod tests {
     fn bio_needs_one_segment_per_part_of_its_buffer() {
         let segments = |len| limits().segments(len);
         assert_eq!([1, 4096, 4097, 8192].map(segments), [1, 1, 2, 2]);
+    }
+
+    /// A request that has its tag takes over when another one came, and not a tag that this one has not.
+    #[test]
+    fn merged_request_passes_its_stages_in_order() {
+        let (mut slots, mut bios) = (Slots::touched(2), Bios::touched(2));
+        let stamps = [[1, 5, 6, 1], [2, 3, 2, 2]].map(|stamps| stamps.map(Instant));
+        for (id, state) in [RequestState::Queued, RequestState::Waiting].into_iter().enumerate() {
+            let id = id as u32;
+            assert_eq!((slots.try_take(), bios.try_take()), (Some(id), Some(id)));
+            let stamps = stamps[id as usize];
+            let (len, bio_head, bio_tail) = (4096, id, id);
+            let offset = u64::from(id * len);
+            slots[id] =
+                Request { offset, len, bio_head, bio_tail, state, stamps, ..Request::default() };
+        }
+        join_requests(&mut slots, &mut bios, 0, 1, MergeEdge::Back);
+        assert_eq!(slots[0].stamps, [1, 3, 6, 1].map(Instant));
     }
 
     /// Random insertions and removals in an index with few buckets, against a search through all requests.
