@@ -16,7 +16,8 @@
 //! - **Measurement.** A mean of samples is believed when its standard error is at most 1.5 %. A smaller limit whose mean stays
 //!   uncertain is refused, so a device whose throughput is noise (random access on a disk) keeps its depth.
 //! - **Acceptance.** A limit is large enough when [`ENOUGH`] of the throughput of a larger one remains. Doubled limits are kept
-//!   while the throughput grows by [`GAIN`].
+//!   while the throughput grows by [`GAIN`]. Of a gain beside small requests what these lose by it is taken off: shares give them the
+//!   throughput at the gate, and a limit that no request waits for takes it away.
 //! - **Bounds.** A limit is never below two commands, nor below what the device completes in [`QUEUE_NS`]: a queue that short
 //!   delays no request. A device that answers within [`FAST_NS`] has no limit.
 //! - **Commands are cut** while small synchronous requests are answered among large ones: one command takes a quarter of the
@@ -57,6 +58,11 @@ const ENOUGH: f64 = 0.975;
 const ENOUGH_CUT: f64 = 0.965;
 /// Growth of the throughput that justifies a larger limit.
 const GAIN: f64 = 1.02;
+/// The smallest step of the search as a part of the limit.
+const STEP_PART: u64 = 6;
+/// The same beside small requests with more than half of the throughput: a little above what they fill none of them waits at the gate,
+/// and shares decide nothing.
+const STEP_PART_SMALL: u64 = 8;
 /// Loss of throughput that is answered at once.
 const LOSS: f64 = 0.9;
 /// A queue of this duration delays no request.
@@ -179,8 +185,9 @@ pub(crate) struct DepthControl {
     cruising_error: f64,
     /// Throughput of a limit that is large enough.
     reference: f64,
-    /// Throughput of the limit in use.
+    /// Throughput of the limit in use, and that of small requests alone.
     cruising: f64,
+    cruising_small: f64,
     next_trial: Instant,
     rest_ns: u64,
     /// When small and large requests completed last.
@@ -229,6 +236,7 @@ impl DepthControl {
             cruising_error: 0.0,
             reference: 0.0,
             cruising: 0.0,
+            cruising_small: 0.0,
             next_trial: Instant(0),
             rest_ns: CRUISE_NS,
             seen: [None; 2],
@@ -331,6 +339,8 @@ impl DepthControl {
         let Some(mut sample) = Sample::take(&counts, self.since, now) else {
             return false;
         };
+        let small_cost = small.cost + small.commands * u64::from(COMMAND_COST);
+        sample.small_rate = small_cost as f64 * 1e9 / sample.ns as f64;
         let per_second = counts.commands * SEC / sample.ns;
         self.fast = if per_second > HEAD_PER_SECOND { self.fast + counts.commands } else { 0 };
         let longest = [large, pieces].into_iter().max_by_key(|counts| counts.commands);
@@ -490,7 +500,7 @@ impl DepthControl {
             return;
         }
         self.reference = self.mean.rate();
-        (self.cruising, self.cruising_error) = (self.reference, self.mean.error_squared());
+        self.note_cruising();
         let in_flight = (self.reference * sample.latency_ns as f64 / 1e9) as u64;
         let high = if self.bound { self.limit } else { in_flight.min(self.limit) };
         self.cut = self.cut_next;
@@ -513,7 +523,9 @@ impl DepthControl {
             low if high / 2 > low * 2 => low * 2,
             low => low.midpoint(high),
         };
-        if next >= high - high / 6 || low > 0 && high - low <= high / 5 {
+        let small = self.cut && 2.0 * self.mean.small_rate() > self.mean.rate();
+        let step = high / if small { STEP_PART_SMALL } else { STEP_PART };
+        if next >= high - step || low > 0 && high - low <= high / 5 {
             return self.try_fewer(now);
         }
         self.trials += 1;
@@ -600,9 +612,21 @@ impl DepthControl {
         self.enter(now, Phase::Watch, self.limit.max(FIRST_LIMIT));
     }
 
+    /// Notes the throughput of the limit in use.
+    fn note_cruising(&mut self) {
+        (self.cruising, self.cruising_small) = (self.mean.rate(), self.mean.small_rate());
+        self.cruising_error = self.mean.error_squared();
+    }
+
+    /// Returns the throughput of a larger limit, less what small requests lose by it while large ones are cut.
+    fn fair_rate(&self) -> f64 {
+        let lost = (self.cruising_small - self.mean.small_rate()).max(0.0);
+        self.mean.rate() - if self.cut { lost } else { 0.0 }
+    }
+
     /// Returns whether the throughput of a larger limit is greater by more than chance explains.
     fn has_gained(&self) -> bool {
-        let more = self.mean.rate() / self.cruising.max(1.0) - GAIN;
+        let more = self.fair_rate() / self.cruising.max(1.0) - GAIN;
         more > 0.0 && more * more > 4.0 * (self.mean.error_squared() + self.cruising_error)
     }
 
@@ -625,7 +649,7 @@ impl DepthControl {
                 return;
             }
         }
-        (self.cruising, self.cruising_error) = (self.mean.rate(), self.mean.error_squared());
+        self.note_cruising();
         if due || self.cruising < LOSS * self.reference {
             let range = &mut self.ranges[usize::from(self.cut)];
             *range = Range { low: 0, high: self.limit };
@@ -643,15 +667,15 @@ impl DepthControl {
         if !certain && self.mean.ns() <= MEASURE_NS {
             return;
         }
-        let rate = self.mean.rate();
+        let rate = self.fair_rate();
         self.rest_ns = (self.mean.ns() * TRIAL_PART).clamp(CRUISE_NS, REST_MAX_NS);
         let gained = self.has_gained();
         let range = &mut self.ranges[usize::from(self.cut)];
         if gained {
             // The device needed more.
             *range = Range { low: range.high, high: self.limit };
-            (self.cruising, self.cruising_error) = (rate, self.mean.error_squared());
-            self.reference = rate;
+            self.note_cruising();
+            self.reference = self.cruising;
             if !self.bound {
                 // It has all that was asked for: the limit does not matter any more.
                 return self.give_up(now);

@@ -30,6 +30,8 @@ pub(super) struct Counts {
 pub(super) struct Sample {
     /// Cost completed in a second.
     pub rate: f64,
+    /// That of small requests alone.
+    pub small_rate: f64,
     /// Mean time from submission to completion.
     pub latency_ns: u64,
     /// Mean number of commands in flight, by Little's law.
@@ -48,6 +50,7 @@ impl Sample {
         debug_assert!(counts.cost > 0, "a command costs something");
         Some(Self {
             rate: counts.cost as f64 * 1e9 / ns as f64,
+            small_rate: 0.0,
             latency_ns: counts.latency_ns / counts.commands,
             in_flight: counts.latency_ns as f64 / ns as f64,
             ns,
@@ -60,6 +63,8 @@ impl Sample {
 pub(super) struct Mean {
     samples: u32,
     sum: f64,
+    /// The sum of what small requests alone completed.
+    small: f64,
     squares: f64,
     ns: u64,
 }
@@ -70,6 +75,7 @@ impl Mean {
         debug_assert!(sample.rate >= 0.0, "throughput is not negative");
         self.samples += 1;
         self.sum += sample.rate;
+        self.small += sample.small_rate;
         self.squares += sample.rate * sample.rate;
         self.ns += sample.ns;
     }
@@ -77,6 +83,11 @@ impl Mean {
     /// Returns the mean of the samples so far.
     pub fn rate(&self) -> f64 {
         self.sum / f64::from(self.samples.max(1))
+    }
+
+    /// Returns the mean of small requests alone.
+    pub fn small_rate(&self) -> f64 {
+        self.small / f64::from(self.samples.max(1))
     }
 
     /// Returns whether the mean may be judged at all.
@@ -115,7 +126,7 @@ mod tests {
     fn mean(rates: &[f64]) -> Mean {
         let mut mean = Mean::default();
         for &rate in rates {
-            mean.add(&Sample { rate, latency_ns: 1, in_flight: 1.0, ns: MS });
+            mean.add(&Sample { rate, small_rate: 0.0, latency_ns: 1, in_flight: 1.0, ns: MS });
         }
         mean
     }
