@@ -27,6 +27,8 @@ for cache in ("writeback", "writethrough", "none"):
                 server.ctl("snapshot", "default", f"{DIR}/{cache}-{number}.hwo")
                 if number % 6 == 5:
                     break
+            # A slow disk writes few sectors beside six snapshots.
+            until("more than 100 sectors", lambda: len(last) > 100, 60)
         finally:
             stop.set()
 
