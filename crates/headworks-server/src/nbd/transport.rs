@@ -231,15 +231,15 @@ impl Encrypted {
                 Some(_) => (SEALED_RECORDS, RECORD_BYTES),
                 None => (1, KEPT_ALWAYS - RECORD_EXTRA),
             };
-            for _ in 0..records {
-                if !source.is_empty() {
-                    let piece = source.next_record(most, &mut self.record);
-                    self.session.seal(piece).map_err(broken)?;
-                }
-            }
+            let sealed = (0..records).try_for_each(|_| match source.is_empty() {
+                true => Ok(()),
+                false => self.session.seal(source.next_record(most, &mut self.record)),
+            });
+            // Whatever fails, the block goes back.
             if let Some(block) = block {
                 self.flush_or_keep(fd, block, pool)?;
             }
+            sealed.map_err(broken)?;
         }
         if source.taken() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken()) }
     }

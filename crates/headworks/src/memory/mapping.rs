@@ -254,7 +254,7 @@ pub fn page_size(file: &File) -> io::Result<usize> {
     Ok(size.filter(|size| is_huge && *size >= PAGE).unwrap_or(PAGE))
 }
 
-/// A file in memory that no path names; `name` is for people who look at the process.
+/// A file in memory without a path; `name` is what `/proc` shows for it.
 pub fn memory_file(name: &std::ffi::CStr) -> io::Result<File> {
     // SAFETY: the name is terminated.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };

@@ -340,6 +340,22 @@ fn unread_ciphertext_is_in_the_pool() {
     }
 }
 
+/// A session that cannot seal gives back the block that was taken for it.
+#[test]
+fn failed_seal_keeps_no_block() {
+    let certificates = Certificates::new("unsealed");
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let mut transport = Transport::plain(ours.into());
+    transport.encrypt(certificates.offer(TlsMode::On, false).session().unwrap());
+    let mut pool = Pool::new(1 << 20).unwrap();
+    let mut data = vec![7; 10_000];
+    // SAFETY: they stay until the call has returned.
+    let span = unsafe { Span::new(data.as_mut_ptr(), data.len()) };
+    let error = headworks_front::Transport::send(&mut transport, &[span], &mut pool).unwrap_err();
+    assert!(error.to_string().contains("not negotiated"), "{error}");
+    assert_eq!(pool.taken(), 0);
+}
+
 /// More requests in one record than a connection may have in flight: the rest is decrypted and the socket empty, and
 /// all are answered.
 #[test]
