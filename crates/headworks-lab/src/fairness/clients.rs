@@ -12,14 +12,9 @@
 //! device time of a request is measured: the inverse of the rate at which as many clients with
 //! requests of only that size are served, without an elevator (rows `device time of a request`).
 //!
-//! **Equal device time.** A device has a second of time in a second, and an nth of it is each client's part. A client's time is off by what
-//! it lacks of that, or by what it has beyond and has taken from others. What the clients have together may be more or less than a second:
-//! with two sizes a device does at once what it does one after the other with one (a flash disk's controller is what small reads wait for,
-//! its link what large ones do), so their times overlap, and a second is counted more than once; or the device idled. A client
-//! that has more by either has taken nothing from others.
-//!
-//! Throughput of mixed sizes, as a part of the best baseline's, is judged twice: as device time of the requests served in a second, at most
-//! all of it, which says how well the device is used, and as bytes. The two differ when policies give the large requests different shares.
+//! Throughput of mixed sizes, as a part of the best baseline's, is judged twice: as device time of the requests served in a second,
+//! which says how well the device is used, and as bytes. The two differ when policies give the
+//! large requests different shares.
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{ConfigError, Op, QueueOptions, Scheduler};
@@ -35,8 +30,6 @@ use crate::row_filter::RowFilter;
 const EQUAL: &str = "equal clients";
 const MIXED: &str = "clients with requests of two sizes";
 const COST: &str = "device time of a request";
-/// The cell with the part of the device time that the clients of small requests take alone, with as many tags.
-const ALONE: &str = "small_alone";
 
 /// What is judged, in the words of the verdicts.
 pub(super) const LONGEST_TEXT: &str = "longest wait in rounds";
@@ -46,9 +39,6 @@ pub(super) const TIME_TEXT: &str = "device time of a client is off by";
 pub(super) const USED_TEXT: &str = "device time used, part of the best baseline's";
 pub(super) const BYTES_TEXT: &str = "bytes, part of the best baseline's";
 
-/// Why a device with few tags is not shared equally.
-const ALONE_TEXT: &str = "with these tags the small requests do not fill their part alone";
-
 /// Goal: the longest wait in rounds.
 const ROUNDS: f64 = 3.0;
 /// Goal: Jain's index of each window.
@@ -57,7 +47,7 @@ const JAIN: f64 = 0.99;
 const EQUAL_PART: f64 = 0.97;
 /// Goal: throughput of mixed sizes as a part of the best baseline's.
 const MIXED_PART: f64 = 1.0;
-/// Goal: the part of its device time that a client lacks, or has taken from others.
+/// Goal: largest relative difference of a client's device time from the mean.
 const TIME_OFF: f64 = 0.05;
 /// Tags of the runs that measure the device time of a request: more than any device needs.
 const COST_TAGS: u32 = 256;
@@ -126,10 +116,9 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
         };
         let [first, second] = costs;
         let costs = [first?, second?];
-        let alone = load.small_alone(filter.seed, costs[0])?;
         let mut found = Vec::new();
         for &policy in &policies {
-            found.push(load.run(policy, filter.seed, costs, alone)?);
+            found.push(load.run(policy, filter.seed, costs)?);
         }
         rows.extend(compare(found));
         progress.step();
@@ -307,17 +296,6 @@ impl Load {
         Ok((harness.run(), runtime_ns))
     }
 
-    /// The part of the device time that the clients of small requests take alone, if there are fewer tags than such clients.
-    fn small_alone(&self, seed: u64, cost: u64) -> Result<Option<f64>, ConfigError> {
-        let small = self.groups[0];
-        if !self.is_mixed() || self.tags >= small.clients {
-            return Ok(None);
-        }
-        let (counts, length) = Self { groups: [small, NO_GROUP], ..*self }
-            .count(Setup::Policy(TagPolicy::Fair), seed)?;
-        Ok(Some((counts.bios * cost) as f64 / length as f64))
-    }
-
     fn head(&self, table: &str, policy: TagPolicy) -> Row {
         let op = match (self.op, self.write_percent) {
             (Op::Read, 0) => "read",
@@ -332,21 +310,11 @@ impl Load {
             .with("policy", policy.name())
     }
 
-    fn run(
-        &self,
-        policy: TagPolicy,
-        seed: u64,
-        costs: [u64; 2],
-        alone: Option<f64>,
-    ) -> Result<Row, ConfigError> {
+    fn run(&self, policy: TagPolicy, seed: u64, costs: [u64; 2]) -> Result<Row, ConfigError> {
         let (counts, length) = self.count(Setup::Policy(policy), seed)?;
-        if !self.is_mixed() {
-            return Ok(self.equal_row(policy, &counts, length));
-        }
-        let row = self.mixed_row(policy, &counts, length, costs);
-        Ok(match alone {
-            Some(time) => row.with_real(ALONE, time, 4),
-            None => row.with(ALONE, None::<f64>),
+        Ok(match self.is_mixed() {
+            true => self.mixed_row(policy, &counts, length, costs),
+            false => self.equal_row(policy, &counts, length),
         })
     }
 
@@ -388,11 +356,14 @@ impl Load {
             jobs[1..].iter().for_each(|job| all.add(&job.latency));
         }
         let us = |per_mille| latency.each_ref().map(|all| all.percentile(per_mille) / 1_000);
-        // Device time by client, as a part of the run.
-        let times = [0, 1].map(|at| -> Vec<f64> {
-            groups[at].iter().map(|job| (job.bios * costs[at]) as f64 / length as f64).collect()
-        });
-        let off = time_off(&times);
+        // Device time by client, in units of its mean.
+        let times: Vec<f64> = groups
+            .iter()
+            .zip(costs)
+            .flat_map(|(jobs, cost)| jobs.iter().map(move |job| (job.bios * cost) as f64))
+            .collect();
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let off = times.iter().map(|time| (time / mean - 1.0).abs()).fold(0.0, f64::max);
         let work = bios[0] * costs[0] + bios[1] * costs[1];
         let share = (bios[1] * costs[1]) as f64 / work.max(1) as f64;
         let mib = counts.bytes as f64 / f64::from(MIB) / (length as f64 / SEC as f64);
@@ -407,7 +378,7 @@ impl Load {
             .with("p99_us", us(990).to_vec())
             .with("p999_us", us(999).to_vec())
             .with("longest_us", longest.to_vec())
-            .with_real("jain_time", jain(times.concat().into_iter()), 4)
+            .with_real("jain_time", jain(times.iter().copied()), 4)
             .with_real("large_share", share, 4)
             .with_real("time_off", off, 4)
             .with_real("busy", work as f64 / length as f64, 4)
@@ -417,19 +388,6 @@ impl Load {
             .with(SETTINGS, counts.settings.clone())
             .with("hash", format!("{:016x}", counts.hash))
     }
-}
-
-/// How far the client is off that is furthest from an equal part of the device time, in such parts; `times` are those of the clients by
-/// group, as parts of the whole. What was done at once or idled is taken from no client.
-fn time_off(times: &[Vec<f64>; 2]) -> f64 {
-    let clients = times.iter().map(Vec::len).sum::<usize>() as f64;
-    let all = times.iter().flatten().sum::<f64>();
-    let of_nobody = (all - 1.0).abs();
-    let off = times.iter().flat_map(|group| {
-        let taken = move |time: f64| (time - of_nobody / group.len() as f64) * clients - 1.0;
-        group.iter().map(move |&time| taken(time).max(1.0 - time * clients))
-    });
-    off.fold(0.0, f64::max)
 }
 
 fn failed(counts: &RunCounts) -> u64 {
@@ -465,13 +423,12 @@ fn compare(rows: Vec<Row>) -> Vec<Row> {
         if best > 0.0 { value / best } else { 0.0 }
     };
     let part = |row: &Row, of: &dyn Fn(&Row) -> f64| of_best(of(row), of);
-    let used = |row: &Row| busy(row).min(1.0);
     let compared = rows.iter().map(|row| {
         let longest = row.ints("longest_us").into_iter().max().unwrap_or(0);
         row.clone()
             .with_real("round_us", round_us, 1)
             .with_real("rounds", longest as f64 / round_us, 2)
-            .with_real("part", part(row, &used), 4)
+            .with_real("part", part(row, &busy), 4)
             .with_real("part_bytes", part(row, &bytes), 4)
             .with_real(
                 "bytes_of_equal_time",
@@ -489,12 +446,6 @@ fn mib_of_equal_time(row: &Row) -> f64 {
     let all: f64 = clients.iter().sum();
     let group = |at: usize| clients[at] / all * kib[at] / 1024.0 * 1e9 / cost_ns[at].max(1.0);
     (0..clients.len()).map(group).sum()
-}
-
-/// What clients of small requests lack at least of their part: with these tags they do not fill it alone.
-fn lacks_alone(row: &Row) -> f64 {
-    let clients: Vec<f64> = row.ints("clients").iter().map(|&count| count as f64).collect();
-    1.0 - row.real(ALONE) * clients.iter().sum::<f64>() / clients[0]
 }
 
 /// Computes the verdicts of the rows: for each case, device and scheduler the worst row.
@@ -598,11 +549,6 @@ fn judge_kind(rows: &[&Row], [device, scheduler, case, table]: [&str; 4]) -> Vec
             (Some(row), BYTES_TEXT) => {
                 verdict.bounded("equal device time", row.real("bytes_of_equal_time"))
             }
-            (Some(row), TIME_TEXT) if !row.is_empty(ALONE) => {
-                let verdict = verdict.bounded(ALONE_TEXT, lacks_alone(row));
-                let of = |cause: Cause| cause.without(row, all_ours(), name, most);
-                if verdict.known.is_some() { verdict } else { known::caused(verdict, row, of) }
-            }
             (Some(row), _) => {
                 let of = |cause: Cause| cause.without(row, all_ours(), name, most);
                 known::caused(verdict, row, of)
@@ -645,7 +591,7 @@ mod tests {
 
     fn with_policies(load: Load) -> Vec<Row> {
         let costs = [2_100, 374_000];
-        let rows = TagPolicy::ALL.map(|policy| load.run(policy, 1, costs, None).unwrap());
+        let rows = TagPolicy::ALL.map(|policy| load.run(policy, 1, costs).unwrap());
         compare(rows.to_vec())
     }
 
@@ -681,21 +627,6 @@ mod tests {
         let round_us = 16.0 * read[0].int("ms") as f64 * 1e3 / best;
         assert!(read.iter().all(|row| (row.real("round_us") - round_us).abs() < 0.1));
         assert_eq!(read.iter().map(|row| row.real("part")).fold(0.0, f64::max), 1.0);
-    }
-
-    #[test]
-    fn device_time_is_off_by_what_a_client_lacks_or_takes() {
-        let off = |few: f64, one: f64| (time_off(&[vec![few; 3], vec![one]]) * 1e6).round() / 1e6;
-        assert_eq!(off(0.25, 0.25), 0.0);
-        assert_eq!(off(0.2, 0.4), 0.6, "taken from three");
-        assert_eq!(off(0.27, 0.19), 0.24, "one lacks");
-        assert_eq!(off(0.25, 0.4), 0.0, "done at once");
-        assert_eq!(off(0.24, 0.4), 0.12, "a part of it taken");
-        assert_eq!(
-            off(0.2, 0.3),
-            0.2,
-            "idle: three lack, and the surplus of one is no more than that"
-        );
     }
 
     #[test]
