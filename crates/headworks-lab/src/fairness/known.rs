@@ -71,7 +71,7 @@ const CAUSED: [Caused; 9] = {
         caused_by(NVME, JAIN_TEXT, DIRECTION, 0.9834),
         caused_by(["nvme", "none", "one-large"], USED_TEXT, FEW, 0.6442),
         caused_by(["nvme", "none", "half-large"], USED_TEXT, FEW, 0.974),
-        caused_by(["nvme", "none", "eight-large"], USED_TEXT, FEW, 0.5751),
+        caused_by(["nvme", "none", "eight-large"], USED_TEXT, FEW, 0.5948),
     ]
 };
 
@@ -134,9 +134,9 @@ const OPEN: &[Open] = &[
     open("sata", "half-large", TIME_TEXT, TIME, 0.1501),
     open("sata", "half-large", BYTES_TEXT, BYTES, 0.9978),
     open("sata", "eight-large", TIME_TEXT, TIME, 0.5146),
-    open("nvme", "one-large", TIME_TEXT, TIME, 33.33),
+    open("nvme", "one-large", TIME_TEXT, TIME, 7.138),
     open("nvme", "half-large", TIME_TEXT, TIME, 0.1447),
-    open("nvme", "eight-large", TIME_TEXT, TIME, 2.746),
+    open("nvme", "eight-large", TIME_TEXT, TIME, 0.4949),
     open("nvme", "eight-large", USED_TEXT, USED, 0.9943),
     open("virtual", "bulk-writes", P99_TEXT, SCATTERS, 279.9),
     open("stream-700", "write-out", P99_TEXT, CONTROL, 62.88),
