@@ -30,20 +30,22 @@
 //! bytes: a queue whose requests waited here would look empty there. There is a tag for every bio; requests of several pieces get
 //! more than one as long as `nr_requests` are left beyond that.
 
+mod charging;
+mod targets;
+
 use super::bulk::Bulk;
 use super::export_shares::ExportShares;
 use super::leases::{LeaseRequest, Leases};
 use super::passing::Passing;
 use super::rivals::Rivals;
-use crate::bio::{BioId, ExportId, IoClass, Op, ShardId};
-use crate::depth::SMALL_MAX;
-use crate::device_cost::{CommandKind, CostLearner, DeviceCost, ShareUnit, Streams};
+use crate::bio::{ExportId, IoClass, Op, ShardId};
+use crate::device_cost::{CostLearner, DeviceCost, ShareUnit, Streams};
 use crate::gauge::{Gauge32, Gauge64};
 use crate::options::{QueueOptions, Scheduler, ShardConfig};
 use crate::request::{Request, SlotId};
 use crate::request_limits::RequestLimits;
 use crate::shares::ShareChange;
-use crate::stats::{QueueWaits, TargetStats};
+use crate::stats::QueueWaits;
 use crate::tags::{
     self, ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
     max_request_tags,
@@ -209,11 +211,6 @@ impl Gate {
         (self.bytes_max, self.command_cost) = (bytes_max, command_cost);
         self.command_max = command_max;
         self.whole = whole;
-    }
-
-    /// Takes over the latency targets. Behind an open gate they are not kept: it holds nothing back.
-    fn set_targets(&mut self, now: Instant) {
-        self.bulk.set_targets(now, (!self.open).then_some(&self.shares));
     }
 
     /// Sets the longest command, and whether it is as long as the device's limits allow. Beside a limit that was set by hand a
@@ -564,39 +561,6 @@ impl Gate {
         self.tags.free() + out <= self.tags.depth()
     }
 
-    /// Corrects what the last grant's share was charged to what the request costs now; `light` is that of the grant.
-    pub fn correct_charge(&mut self, kind: CommandKind, commands: u32, bytes: u32, light: bool) {
-        let cost = self.cost(kind, commands, bytes);
-        self.tags.correct_charge(cost);
-        self.passing.on_grant(light, self.is_full(), cost);
-    }
-
-    /// Charges a connection for a command beyond those that its requests were granted for.
-    pub fn charge_extra(
-        &mut self,
-        export: ExportId,
-        connection: u32,
-        kind: CommandKind,
-        bytes: u32,
-    ) {
-        if self.waiters() > 0 {
-            let cost = self.cost(kind, 1, bytes);
-            self.tags.charge(self.shares.tenant(export), export, connection, cost);
-        }
-    }
-
-    /// Charges a connection for device time that was measured.
-    pub fn charge_time(&mut self, export: ExportId, connection: u32, time_ns: u64) {
-        let cost = self.share.cost_of_time(time_ns);
-        self.tags.charge(self.shares.tenant(export), export, connection, cost);
-    }
-
-    /// Returns what a request costs its shares.
-    #[inline]
-    pub fn cost(&self, kind: CommandKind, commands: u32, bytes: u32) -> u64 {
-        self.share.cost(self.costs.cost(), kind, commands, bytes)
-    }
-
     /// Returns the present cost model.
     pub fn device_cost(&self) -> &DeviceCost {
         self.costs.cost()
@@ -611,23 +575,6 @@ impl Gate {
     #[inline]
     pub fn is_contended(&self) -> bool {
         self.waiters() > 0 || self.costs.is_open()
-    }
-
-    /// Notes where a request lies; returns true if it begins where its connection's last one ended.
-    pub fn note_stream(&mut self, id: &BioId, offset: u64, len: u32) -> bool {
-        self.streams.note(id.connection, id.volume, offset, len)
-    }
-
-    /// Returns true while finished commands are noted to learn their costs.
-    #[inline]
-    pub fn is_learning(&self) -> bool {
-        self.costs.is_open()
-    }
-
-    /// Notes a finished command of this kind, or a part of one that is not `whole`; `None` for one that the cost model does not
-    /// describe.
-    pub fn note_finished(&mut self, kind: Option<CommandKind>, whole: bool, bytes: u32) {
-        self.costs.note(kind, whole, bytes);
     }
 
     /// Ends a turn with `in_flight` commands in the device; `queued` says that the elevator has more for it.
@@ -722,91 +669,6 @@ impl Gate {
     #[inline]
     fn out(&self) -> u32 {
         self.held.get() + self.leases.lent()
-    }
-
-    /// Charges a request of a bio of `whole` bytes for its command, if what is in flight is limited.
-    #[inline]
-    pub fn charge(&mut self, request: &mut Request, whole: u32) {
-        if whole > SMALL_MAX {
-            self.passing.on_piece();
-        }
-        if self.bytes_max < u64::MAX || self.bulk.is_on() {
-            let cost = cost_bytes(request.op, request.len) + self.command_cost;
-            request.charged += cost;
-            self.admitted_bytes.add(cost.into());
-            if self.bulk.is_on() {
-                self.bulk.charge(request, self.shares.target_us(request.export));
-            }
-        }
-    }
-
-    /// Returns true while latencies are noted: an export has a latency target, or the smallest one is watched.
-    #[inline]
-    pub fn notes_latency(&self) -> bool {
-        self.bulk.is_noting()
-    }
-
-    /// Notes a finished request, for the latency targets.
-    pub fn note_latency(&mut self, now: Instant, request: &Request) {
-        let shares = &self.shares;
-        let (target_us, tenant) = (shares.target_us(request.export), shares.tenant(request.export));
-        self.bulk.note(now, request, target_us, tenant);
-    }
-
-    /// Returns what latency targets have counted.
-    pub fn bulk(&self) -> &Bulk {
-        &self.bulk
-    }
-
-    /// Measures the smallest latency of a queue that is busy or empty for a while; returns what is known of it, in nanoseconds.
-    pub fn watch_smallest(&mut self, now: Instant, is_busy: bool) -> Option<u64> {
-        self.bulk.watch_smallest(now, is_busy)
-    }
-
-    /// Returns every export with a latency target, and the target in microseconds; none behind an open gate, where they are not
-    /// kept.
-    pub fn targets(&self) -> impl Iterator<Item = (ExportId, u32)> + '_ {
-        let all = self.bulk.is_on().then(|| self.shares.export_targets());
-        all.into_iter().flatten()
-    }
-
-    /// Ends a window of the latency targets if it is time; returns true if the limit on bulk changed.
-    #[inline]
-    pub fn adapt_targets(&mut self, now: Instant) -> bool {
-        self.bulk.is_due(now) && self.bulk.end_window(now, self.admitted_bytes.get())
-    }
-
-    /// Returns the limit on bytes of bulk in the device; `None` without one.
-    pub fn bulk_limit(&self) -> Option<u64> {
-        self.bulk.limit()
-    }
-
-    /// Returns the limit for latency targets, if an export has one.
-    pub fn target_stats(&self) -> Option<TargetStats> {
-        self.bulk.stats()
-    }
-
-    /// Charges a request whose command grew by `bytes`.
-    pub fn charge_merge(&mut self, request: &mut Request, bytes: u32) {
-        if self.bytes_max < u64::MAX || self.bulk.is_on() {
-            request.charged += bytes;
-            self.admitted_bytes.add(bytes.into());
-            if request.bulk {
-                self.bulk.charge_more(bytes);
-            }
-        }
-    }
-
-    /// Returns the bytes of a request that ended or timed out.
-    #[inline]
-    pub fn uncharge(&mut self, request: &mut Request) {
-        if request.charged > 0 {
-            let bytes = std::mem::take(&mut request.charged);
-            self.admitted_bytes.sub(bytes.into());
-            if std::mem::take(&mut request.bulk) {
-                self.bulk.uncharge(bytes);
-            }
-        }
     }
 }
 
