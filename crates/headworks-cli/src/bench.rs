@@ -145,6 +145,11 @@ fn in_process(
 ) -> Result<(), Failure> {
     options.queue.apply(&mut QueueOptions::default()).map_err(usage)?;
     let (mut device, share) = Spec::parse_export(device).map_err(usage)?;
+    if (share.offset, share.length, share.partition) != (0, 0, 0) {
+        return Err(usage(
+            "offset, length and partition are keys of an export; a bench has the whole device",
+        ));
+    }
     if let Some(size) = options.size {
         device.set_default_size(size);
     }

@@ -27,6 +27,8 @@
 //! | module | content |
 //! |---|---|
 //! | `spec`, `tenant`, `option_table`, `units`, `did_you_mean` | what users write: devices, the tables of options of exports and tenants, sizes, times; suggestions for misspelled names |
+//! | `export_range`, `partition_table` | the range of its volume that an export serves: offsets of both; where partitions are |
+//! | `device_reader` | reads that wait, of a device that no shard drives |
 //! | `latency` | histograms of wait times |
 //! | `access` | which clients see which exports |
 //! | `nbd` | connections: receive, parse, reply, send |
@@ -47,7 +49,9 @@ mod client;
 pub mod config;
 mod connection_id;
 mod control;
+mod device_reader;
 mod did_you_mean;
+mod export_range;
 mod handover;
 mod keeper;
 mod latency;
@@ -68,6 +72,7 @@ mod nbd;
 mod opened_listeners;
 mod option_table;
 mod options;
+mod partition_table;
 mod reactor;
 mod recorded_requests;
 mod recorder;
@@ -111,6 +116,8 @@ pub use nbd::world as front_world;
 pub use options::{
     CacheFile, ClientLimits, MissingImage, PrepareShard, ProcessContext, ServerOptions,
 };
+#[doc(hidden)]
+pub use partition_table::PartitionTable;
 pub use recorded_requests::{RecordedRequests, recorded_requests};
 pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reload_request::{ReloadHook, ReloadOutcome, ReloadRequest};

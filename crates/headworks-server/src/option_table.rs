@@ -315,8 +315,8 @@ mod tests {
     use crate::tenant::TenantOption;
 
     /// A word for every kind of value.
-    const WORDS: [&str; 10] =
-        ["400", "idle", "unsafe", "retry", "serve", "acme", "5ms", "64M", "on", "10s"];
+    const WORDS: [&str; 11] =
+        ["400", "idle", "unsafe", "retry", "serve", "acme", "5ms", "64M", "on", "10s", "7"];
 
     /// Options with another value for one key, and its word.
     fn changed<T: OptionTable>(option: T, key: &'static str) -> (T::Options, Value) {

@@ -16,6 +16,7 @@ use crate::assemble::cache_shares;
 use crate::assemble::check_tenants;
 use crate::assemble::export_info::{served_exports, unavailable};
 use crate::assemble::image::{CreatedImage, VolumeOrigin};
+use crate::assemble::range;
 use crate::assemble::side_by_side::LateImage;
 use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ImageWatcher};
@@ -124,6 +125,7 @@ impl Prepared {
         }
         let config = topology(assembly, options);
         config.validate()?;
+        range::check_all(&assembly.exports, &config)?;
         let caches = cache_shares::divide(&config, &options.cache_spec())?;
         Ok(Self { acceptors, config, caches })
     }
@@ -625,6 +627,8 @@ mod limit_tests;
 mod listener_tests;
 #[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod range_tests;
 #[cfg(test)]
 mod recorded_tests;
 #[cfg(test)]

@@ -304,13 +304,14 @@ fn export(spec: &ExportSpec, assembly: &Assembly) -> Value {
         _ => None,
     };
     let served = assembly.exports.iter().find(|export| export.spec.name == spec.name);
-    let size = served.map(|export| assembly.volumes[usize::from(export.volume.0)].1.size);
+    let size = served.map(|export| export.size);
     let absent = assembly.absent.iter().find(|absent| absent.spec.name == spec.name);
     json!({
         "name": spec.name,
         "type": kind,
         "path": path,
         "uri": uri,
+        "part": served.and_then(|export| export.part.as_ref()),
         "size": size,
         "made": absent.is_none() && path.is_some_and(|path| !path.exists()),
         "absent": absent.map(|absent| &absent.reason),
@@ -417,6 +418,9 @@ fn show_export(export: &Value) -> String {
         .or(export["type"].as_str())
         .unwrap_or_default();
     let mut text = format!("export: {}: {what}", shown_name(name));
+    if let Some(part) = export["part"].as_str() {
+        text += &format!(", {part}");
+    }
     if let Some(size) = export["size"].as_u64() {
         text += &format!(", {}", display_size(size));
     }

@@ -38,16 +38,13 @@ const OPTIONS: &[Answer] = &[
     ),
     (
         &["--filter"],
-        "there are no filters: limits (bps-read=), caches (cache=), and wrappers (delay:, error:, of=FILE) are keys and types of a SPEC; nbdkit with its filters can be served from: nbd:uri=nbd+unix:///?socket=PATH",
+        "there are no filters: parts of an image (offset=, length=, partition=), limits (bps-read=), caches (cache=), and wrappers (delay:, error:, of=FILE) are keys and types of a SPEC; nbdkit with its filters can be served from: nbd:uri=nbd+unix:///?socket=PATH",
     ),
     (
         &["--offset"],
-        "an export is a whole image or device; for a part of one, serve a loop device (losetup --offset) or a device of its partition table (losetup --partscan)",
+        "where a part of an image begins is a key of its SPEC, and so is its length: file:path=FILE,offset=1M,length=512M",
     ),
-    (
-        &["--partition"],
-        "an export is a whole image or device; serve the partition's block device (losetup --partscan FILE makes /dev/loopNpM)",
-    ),
+    (&["--partition"], "a partition is named by a key of its SPEC: file:path=FILE,partition=2"),
     (
         &["--tls-psk", "--tls-creds", "--tls-authz"],
         "pre-shared keys are not supported; use certificates: --tls require --tls-certificates DIR, and --tls-verify-peer for those of clients",
@@ -94,7 +91,11 @@ const OPTIONS: &[Answer] = &[
         "trims are passed on to the image, and zeroes are written as given; leave this option away",
     ),
     (
-        &["--newstyle", "-o", "--oldstyle"],
+        &["-o"],
+        "where a part of an image begins (-o of qemu-nbd) is a key of its SPEC: file:path=FILE,offset=1M; only the newstyle handshake is spoken (-o of nbdkit)",
+    ),
+    (
+        &["--newstyle", "--oldstyle"],
         "only the newstyle handshake is spoken; leave this option away",
     ),
     (

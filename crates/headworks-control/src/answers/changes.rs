@@ -137,7 +137,7 @@ records! {
 
     /// A range that was acknowledged and could not be written.
     FailedRange {
-        /// first byte
+        /// first byte, on the image
         offset: u64,
         /// length in bytes
         bytes: u64,

@@ -57,6 +57,8 @@ records! {
         name: String,
         /// bytes; null of an absent one
         size: Option<u64>,
+        /// first byte on its image, of which it may be a part; null of an absent one
+        offset: Option<u64>,
         /// name of its device; null of an absent one
         device: Option<String>,
         /// live or stuck; null of an absent one

@@ -30,6 +30,8 @@ pub struct ServedExport {
     pub owner: Option<TenantName>,
     /// Smallest block of the volume in bytes, without its cache.
     pub block_size: u32,
+    /// Size of the volume in bytes, of which the export may serve a range.
+    pub volume_size: u64,
     /// Limits at the time it was added.
     pub limits: Limits,
     /// Serial number in the order of adding.
@@ -68,7 +70,7 @@ pub(crate) fn served(
                 export.spec.share.describe.then_some(&export.description),
                 volume.options.mode,
             ),
-            size,
+            size: export.range.size(size),
             flags: transmission_flags(read_only, volume.options.mode),
             block_sizes: BlockSizes {
                 // The cache reads the rest of a partly written block.
@@ -84,11 +86,13 @@ pub(crate) fn served(
             export: id,
             device: volume.device,
             ioprio: options.limit(export.spec.share.ioprio),
+            range: export.range,
         },
         shard: volume.home,
         config: export.spec.share.config(tenant, &options),
         owner: owner_of(&export.spec),
         block_size: volume.options.block_size,
+        volume_size: size,
         limits: export.spec.share.limits,
         serial,
     }
@@ -176,13 +180,14 @@ mod tests {
 
     use super::*;
     use crate::assemble::assembled;
+    use crate::export_range::ExportRange;
 
     #[test]
     fn clients_are_told_no_paths_unless_the_export_says_so() {
         let what = "/srv/o.hwo (direct I/O) over nbd://store/golden";
         let told = |keys: &str, mode| {
             let spec = ExportSpec::parse(&format!("a=file:path=/srv/o.hwo{keys}"), false).unwrap();
-            let export = assembled(&spec, VolumeId(0), what, 1 << 20);
+            let export = assembled(&spec, (VolumeId(0), ExportRange::default()), what, 1 << 20);
             let mut volume = VolumeConfig::default();
             volume.options.mode = mode;
             let tenant = (TenantId::default(), TenantOptions::default());

@@ -202,6 +202,8 @@ pub enum Opening {
     Serve,
     /// Nothing is changed.
     Inspect,
+    /// Nothing is changed, and the image can be read.
+    Read,
 }
 
 /// The opened device of an export.
@@ -267,7 +269,7 @@ impl OpenedImage {
                     Opening::Serve => {
                         OpenFile::open_locked(path, &options, leftovers.lock_of(path))
                     }
-                    Opening::Inspect => OpenFile::inspect(path, &options),
+                    Opening::Inspect | Opening::Read => OpenFile::inspect(path, &options),
                 };
                 let file = file.map_err(|error| meant(spec, error))?;
                 let shown = path.display();
@@ -293,7 +295,7 @@ impl OpenedImage {
                 }
             }
             BaseDevice::Overlay { path, options, new: Some(new) }
-                if opening == Opening::Inspect && is_missing(path) =>
+                if opening != Opening::Serve && is_missing(path) =>
             {
                 let what = format!("{} (a new overlay)", path.display());
                 let size = new.prepare(path, options)?.size();
@@ -337,6 +339,11 @@ impl OpenedImage {
         Ok(Self { model: spec.model_link(), ..opened })
     }
 
+    /// Description of the volume for people.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
     /// The file that is written, with a handle to write the volume.
     fn file(&self) -> Option<(&OpenFile, ImageWriter)> {
         match &self.body {
@@ -366,7 +373,7 @@ impl OpenedImage {
         let made = missing.map(|new| make_overlay(path, options, new)).transpose()?;
         let overlay = match opening {
             Opening::Serve => OpenOverlay::open(path, options, leftovers.lock_of(path)),
-            Opening::Inspect => OpenOverlay::inspect(path, options),
+            Opening::Inspect | Opening::Read => OpenOverlay::inspect(path, options),
         };
         let overlay = overlay.inspect_err(|_| {
             if let Some((_, identity)) = &made {
@@ -408,7 +415,7 @@ impl OpenedImage {
     ) -> Result<Self, ConfigError> {
         let access = match opening {
             Opening::Serve => Access::Serve,
-            Opening::Inspect => Access::Inspect,
+            Opening::Inspect | Opening::Read => Access::Inspect,
         };
         let image = OpenRbd::open(&rbd.name, &rbd.options, access)?;
         let options = image.volume_options();
@@ -434,7 +441,7 @@ impl OpenedImage {
     ) -> Result<Self, ConfigError> {
         let image = match opening {
             Opening::Serve => OpenImage::open(path, options),
-            Opening::Inspect => OpenImage::inspect(path, options),
+            Opening::Inspect | Opening::Read => OpenImage::inspect(path, options),
         }?;
         let mut notes = vec![format!(
             "{} is served read-only, like every {} image",
@@ -451,8 +458,8 @@ impl OpenedImage {
             what: wrapped(spec, &image.description()),
             identity: Some(image.identity()),
             body: ImageBody::Fake(match opening {
-                Opening::Serve => Box::new(image.into_device()?),
-                // It is not served, and needs no threads.
+                Opening::Serve | Opening::Read => Box::new(image.into_device()?),
+                // It is not read, and needs no threads.
                 Opening::Inspect => Box::new(NullDevice),
             }),
             notes,

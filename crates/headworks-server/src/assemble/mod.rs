@@ -11,6 +11,7 @@ mod export_spec;
 mod foreign;
 pub(crate) mod image;
 pub(crate) mod parts_of_blocks;
+pub(crate) mod range;
 pub(crate) mod side_by_side;
 pub(crate) mod tenant_spec;
 pub(crate) mod topology;
@@ -22,6 +23,7 @@ use std::time::Duration;
 use headworks_core::options::{DEVICES_MAX, TENANTS_MAX};
 use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOptions};
 
+use crate::export_range::ExportRange;
 use crate::leftovers::{Leftovers, PendingRestore, RestoredImage};
 use crate::options::MissingImage;
 use crate::spec::{BaseDevice, Spec};
@@ -44,7 +46,13 @@ pub struct AssembledExport {
     pub spec: ExportSpec,
     /// Volume of the export.
     pub volume: VolumeId,
-    /// Description for people: device, access and size.
+    /// Range of the volume that it serves.
+    pub(crate) range: ExportRange,
+    /// Size of the export in bytes.
+    pub size: u64,
+    /// The part of its image that it serves, for people; none if it serves all.
+    pub part: Option<String>,
+    /// Description for people: device, part, access and size.
     pub description: String,
 }
 
@@ -174,7 +182,9 @@ impl Assembly {
         let write = |export: &ExportSpec| wants_write(exports, export);
         let mut opening = match builder.opening {
             Opening::Serve => OpeningImages::start(exports, &builder.leftovers, write),
-            Opening::Inspect => OpeningImages::start(&[], &builder.leftovers, write),
+            Opening::Inspect | Opening::Read => {
+                OpeningImages::start(&[], &builder.leftovers, write)
+            }
         };
         for (index, export) in exports.iter().enumerate() {
             if missing == MissingImage::Absent
@@ -199,7 +209,9 @@ impl Assembly {
                 None => {}
             }
             if let Err(error) = builder.add(export, write(export), device_of(exports, export)) {
-                if missing == MissingImage::Absent && is_away(&export.spec.base, &error) {
+                let may_come =
+                    is_away(&export.spec.base, &error) || error.option == range::PARTITION;
+                if missing == MissingImage::Absent && may_come {
                     builder.assembly.absent.push(AbsentExport { spec, reason: error.message });
                     continue;
                 }
@@ -252,15 +264,20 @@ fn device_of<'a>(exports: &'a [ExportSpec], export: &'a ExportSpec) -> Option<&'
 /// Makes an export of a volume.
 pub(crate) fn assembled(
     export: &ExportSpec,
-    volume: VolumeId,
+    (volume, range): (VolumeId, ExportRange),
     what: &str,
     size: u64,
 ) -> AssembledExport {
     let access = if export.writes() { "" } else { ", read-only" };
+    let (part, size) = (range::shown(export, range), range.size(size));
+    let shown_part = part.as_ref().map_or(String::new(), |part| format!(", {part}"));
     AssembledExport {
         spec: export.clone(),
         volume,
-        description: format!("{what}, {}{access}", display_size(size)),
+        range,
+        size,
+        part,
+        description: format!("{what}{shown_part}, {}{access}", display_size(size)),
     }
 }
 
@@ -338,8 +355,8 @@ impl Builder {
         write: bool,
         named: Option<&NamedDevice>,
     ) -> Result<(), ConfigError> {
-        let volume = match self.find(export) {
-            Some(volume) => volume,
+        let (volume, partition) = match self.find(export) {
+            Some(volume) => (volume, self.partition_of(export, volume)?),
             None => self.open(export, write, named)?,
         };
         let device = self.assembly.volumes[usize::from(volume.0)].0;
@@ -353,9 +370,24 @@ impl Builder {
         origin.agree(export, options.size)?;
         origin.caching = origin.caching.agree(export)?;
         origin.caching.apply(&export.spec, options);
-        let export = assembled(export, volume, &origin.what, options.size);
+        let range = range::of_export(export, options.size, &origin.what, partition)?;
+        let export = assembled(export, (volume, range), &origin.what, options.size);
         self.assembly.exports.push(export);
         Ok(())
+    }
+
+    /// The partition of an image that is open already. What a killed server left of the image is written first: the table may be among it.
+    fn partition_of(
+        &mut self,
+        export: &ExportSpec,
+        volume: VolumeId,
+    ) -> Result<Option<ExportRange>, ConfigError> {
+        if export.share.partition > 0 {
+            for (_, pending) in self.assembly.pending.extract_if(.., |(of, _)| *of == volume) {
+                self.assembly.notes.push(pending.write()?);
+            }
+        }
+        range::of_partition(export)
     }
 
     /// Finds the volume of a file that is open already.
@@ -379,7 +411,7 @@ impl Builder {
         export: &ExportSpec,
         write: bool,
         named: Option<&NamedDevice>,
-    ) -> Result<VolumeId, ConfigError> {
+    ) -> Result<(VolumeId, Option<ExportRange>), ConfigError> {
         let opened = self.opened.take().unwrap_or_else(|| {
             OpenedImage::by(self.opening, &export.spec, write, &self.leftovers)
         })?;
@@ -395,18 +427,31 @@ impl Builder {
         }
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
-        if self.opening == Opening::Serve {
-            self.assembly.created.extend(opened.made(&export.spec));
-        }
         self.assembly.notes.extend(opened.notes.iter().cloned());
         let restored = match self.opening {
             Opening::Serve => opened.recover(export, &self.leftovers)?,
             // What a dead server left is for the start, which writes it.
-            Opening::Inspect => RestoredImage::default(),
+            Opening::Inspect | Opening::Read => RestoredImage::default(),
         };
         self.assembly.notes.extend(restored.notes);
+        let mut pending = restored.pending;
+        if export.share.partition > 0 {
+            for pending in pending.drain(..) {
+                self.assembly.notes.push(pending.write()?);
+            }
+        }
+        let made = opened.made(&export.spec).filter(|_| self.opening == Opening::Serve);
+        let partition = match range::of_partition(export) {
+            Ok(partition) => partition,
+            Err(error) => {
+                // Nothing was written to an image that is new.
+                made.into_iter().for_each(CreatedImage::undo);
+                return Err(error);
+            }
+        };
+        self.assembly.created.extend(made);
         self.assembly.suspect.extend(restored.suspect.then_some(volume));
-        let pending = restored.pending.into_iter().map(|pending| (volume, pending));
+        let pending = pending.into_iter().map(|pending| (volume, pending));
         self.assembly.pending.extend(pending);
         self.assembly.origins.push(opened.origin(&export.spec));
         self.assembly.files.extend(opened.watched(volume));
@@ -418,7 +463,7 @@ impl Builder {
             }
         };
         self.assembly.volumes.push((device, options));
-        Ok(volume)
+        Ok((volume, partition))
     }
 
     fn add_device(

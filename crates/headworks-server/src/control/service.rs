@@ -73,6 +73,7 @@ impl ControlService {
                 volume: export.volume,
                 device: volume.device,
                 home: volume.home,
+                range: export.range,
                 mode: volume.options.mode,
                 on_error: volume.options.on_error,
                 read_only: !export.spec.writes() || volume.options.read_only,

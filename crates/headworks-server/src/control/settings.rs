@@ -321,7 +321,10 @@ impl Settings {
             | ExportOption::OnError
             | ExportOption::OnUnclean
             | ExportOption::Describe
-            | ExportOption::StrictBlocks => return Ok(()),
+            | ExportOption::StrictBlocks
+            | ExportOption::Offset
+            | ExportOption::Length
+            | ExportOption::Partition => return Ok(()),
         }
         self.exports.change(export, |now| option.copy(&mut now.options, wanted));
         Ok(())

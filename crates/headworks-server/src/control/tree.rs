@@ -25,6 +25,7 @@ use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, TenantId, VolumeI
 
 use crate::assemble::{AbsentExport, shown_name};
 use crate::did_you_mean::distance;
+use crate::export_range::ExportRange;
 use crate::limit_words::LIMIT_KEYS;
 use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, ModelLink, RemoteLink};
@@ -60,6 +61,8 @@ pub struct ExportNode {
     pub device: DeviceId,
     /// Home shard of the export's volume.
     pub home: ShardId,
+    /// Range of the volume that the export serves.
+    pub range: ExportRange,
     /// Cache mode of the export's volume.
     pub mode: WriteMode,
     /// Policy for blocks that cannot be written back.
@@ -427,6 +430,7 @@ pub(super) mod tests {
             volume: VolumeId(volume),
             device: DeviceId(device),
             home: ShardId(0),
+            range: ExportRange::default(),
             mode: WriteMode::default(),
             on_error: ErrorPolicy::default(),
             read_only: false,

@@ -7,7 +7,7 @@
 //!   old connection --name--> export of the new process --> its volume
 //!        |                       |                            |
 //!        '- was told:            '- size not smaller          '- same key: type, identity of the image (the top file of an
-//!           size, flags,            same access                  overlay, address and export of a remote), `powercut:`
+//!           place, size, flags,     same place and access        overlay, address and export of a remote), `powercut:`
 //!           smallest block          no flag withdrawn            size not smaller
 //!                                   smallest block not larger
 //! ```
@@ -24,6 +24,7 @@ use headworks_nbd::{ExportInfo, TransmissionFlags};
 
 use super::standing::HandedRemote;
 use crate::assemble::image::VolumeOrigin;
+use crate::export_range::ExportRange;
 use crate::marker::place_of_mark;
 use crate::spec::BaseDevice;
 
@@ -85,6 +86,8 @@ pub(crate) struct ToldExport {
     pub name: String,
     /// Its volume in the process that told it.
     pub volume: VolumeId,
+    /// Where it begins on its volume, in bytes.
+    pub start: u64,
     /// Size of the export in bytes.
     pub size: u64,
     /// The smallest block that it takes, in bytes.
@@ -95,17 +98,22 @@ pub(crate) struct ToldExport {
 
 impl ToldExport {
     /// What clients of an export are told.
-    pub fn new(info: &ExportInfo, volume: VolumeId) -> Self {
+    pub fn new(info: &ExportInfo, volume: VolumeId, range: ExportRange) -> Self {
         let ExportInfo { name, size, flags, block_sizes, .. } = info;
-        let (name, block_size) = (name.clone(), block_sizes.min);
-        Self { name, volume, size: *size, block_size, flags: *flags }
+        let (name, block_size, start) = (name.clone(), block_sizes.min, range.start());
+        Self { name, volume, start, size: *size, block_size, flags: *flags }
     }
 
     /// What of this does not hold for an export any more, as a clause about it; none if all does.
-    pub fn difference(&self, new: &ExportInfo) -> Option<String> {
+    pub fn difference(&self, new: &ExportInfo, range: ExportRange) -> Option<String> {
         let read_only = TransmissionFlags::READ_ONLY;
         let (was, is) = (self.flags.contains(read_only), new.flags.contains(read_only));
         let why = match (was, is) {
+            _ if range.start() != self.start => format!(
+                "it begins at byte {} of its image now and began at {}",
+                range.start(),
+                self.start
+            ),
             _ if new.size < self.size => smaller(new.size, self.size),
             (false, true) => READ_ONLY_NOW.to_owned(),
             (true, false) => "it is not read-only any more".to_owned(),
@@ -236,7 +244,8 @@ mod tests {
             block_sizes: BlockSizes { min, ..BlockSizes::default() },
             ..ExportInfo::default()
         };
-        let old = ToldExport::new(&info(4 * MIB, 512, flags), VolumeId(3));
+        let whole = ExportRange::default();
+        let old = ToldExport::new(&info(4 * MIB, 512, flags), VolumeId(3), whole);
         let cases = [
             (info(4 * MIB, 512, flags), None),
             (info(5 * MIB, 512, flags), None),
@@ -247,12 +256,15 @@ mod tests {
             (info(4 * MIB, 512, flags.without(Flags::CAN_MULTI_CONN)), Some("its cache mode")),
         ];
         for (new, expected) in cases {
-            let found = old.difference(&new);
+            let found = old.difference(&new, whole);
             assert_eq!(found.is_some(), expected.is_some(), "{new:?}: {found:?}");
             assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()), "{new:?}");
         }
-        let read_only = ToldExport::new(&info(MIB, 1, flags.with(Flags::READ_ONLY)), VolumeId(0));
-        let now = read_only.difference(&info(MIB, 1, flags));
+        let read_only =
+            ToldExport::new(&info(MIB, 1, flags.with(Flags::READ_ONLY)), VolumeId(0), whole);
+        let now = read_only.difference(&info(MIB, 1, flags), whole);
         assert_eq!(now.unwrap(), "it is not read-only any more");
+        let moved = old.difference(&info(5 * MIB, 512, flags), ExportRange::new(MIB, None));
+        assert_eq!(moved.unwrap(), "it begins at byte 1048576 of its image now and began at 0");
     }
 }

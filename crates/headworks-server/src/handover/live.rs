@@ -86,6 +86,7 @@ fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Wr
     json!({
         "export": told.name,
         "volume": told.volume.0,
+        "start": told.start,
         "size": told.size,
         "block_size": told.block_size,
         "flags": told.flags.0,
@@ -138,6 +139,8 @@ fn read_told(entry: &Value) -> Result<ToldExport, String> {
     Ok(ToldExport {
         name: text(entry, "export")?.to_owned(),
         volume: VolumeId(fitting(entry, "volume")?),
+        // A process before this version has none: its exports are whole images.
+        start: entry.get("start").and_then(Value::as_u64).unwrap_or(0),
         size: number(entry, "size")?,
         block_size: fitting(entry, "block_size")?,
         flags: TransmissionFlags(fitting(entry, "flags")?),

@@ -93,7 +93,8 @@ impl Disks {
         let before = by_id(&self.old, told.volume);
         let now = by_id(&self.own, served.binding.volume);
         let (before, now) = before.zip(now).ok_or("it is not known which image it was")?;
-        match before.difference(&now).or_else(|| told.difference(&served.info)) {
+        let told = || told.difference(&served.info, served.binding.range);
+        match before.difference(&now).or_else(told) {
             None => Ok(served),
             Some(why) => Err(why),
         }

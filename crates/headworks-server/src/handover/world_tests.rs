@@ -220,7 +220,7 @@ fn run(seed: u64, defect: Defect) -> Result<[u64; 2], String> {
     let told: Vec<ToldExport> = old
         .exports
         .iter()
-        .map(|served| ToldExport::new(&served.info, served.binding.volume))
+        .map(|served| ToldExport::new(&served.info, served.binding.volume, served.binding.range))
         .collect();
     // The locks go to the next server.
     old.assembly = Assembly::default();

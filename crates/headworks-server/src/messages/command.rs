@@ -69,7 +69,7 @@ pub enum ShardCommand {
     /// Adds an export, which is served from now on.
     Serve {
         /// Description and binding of the export.
-        export: ServedExport,
+        export: Box<ServedExport>,
     },
     /// Hides an export from new clients, or shows it again.
     Hide {
@@ -200,6 +200,8 @@ pub struct ExportReport {
     pub clients: usize,
     /// Its size in bytes, on its home shard.
     pub size: Option<u64>,
+    /// That of its volume, on its home shard.
+    pub volume_size: Option<u64>,
     /// Dirty bytes of its volume.
     pub dirty: u64,
     /// Bytes of its volume that could not be written back.
@@ -219,6 +221,7 @@ impl ExportReport {
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
         self.size = self.size.or(other.size);
+        self.volume_size = self.volume_size.or(other.volume_size);
         self.dirty += other.dirty;
         self.failed += other.failed;
         self.suspect |= other.suspect;
@@ -239,6 +242,7 @@ mod tests {
         let home = ExportReport {
             clients: 1,
             size: Some(4096),
+            volume_size: Some(8192),
             dirty: 5,
             failed: 7,
             suspect: true,

@@ -91,7 +91,7 @@ impl Reactor {
                     export.config;
                 self.door.put_limits(now, &export);
                 self.door.limits.settle_homes(now);
-                self.door.exports.put(export);
+                self.door.exports.put(*export);
                 self.door.note_devices(&self.parts);
                 self.on_control(Control::Weight { export: id, weight });
                 self.on_control(Control::ExportTenant { export: id, tenant });
@@ -193,6 +193,7 @@ impl Reactor {
                 export: export.binding.export,
                 clients: clients.get(usize::from(export.binding.export.0)).copied().unwrap_or(0),
                 size: (export.shard == id).then_some(export.info.size),
+                volume_size: (export.shard == id).then_some(export.volume_size),
                 dirty: shard.dirty_bytes(volume).unwrap_or(0),
                 failed: failed.iter().map(|(_, len, _)| len).sum(),
                 suspect: shard.unflushed(volume).is_some_and(|(_, suspect)| suspect),

@@ -181,12 +181,13 @@ impl ExportTable {
         }
     }
 
-    /// Updates the size that new clients are told.
+    /// Updates the sizes that new clients of a volume's exports are told: it has `size` bytes now.
     pub fn resize(&mut self, volume: VolumeId, size: u64) {
-        let places = self.places.iter_mut().flatten();
-        places
-            .filter(|place| place.export.binding.volume == volume)
-            .for_each(|place| resize(&mut place.export.info, size));
+        let exports = self.places.iter_mut().flatten().map(|place| &mut place.export);
+        for export in exports.filter(|export| export.binding.volume == volume) {
+            export.volume_size = size;
+            resize(&mut export.info, export.binding.range.size(size));
+        }
         self.list();
     }
 
@@ -308,6 +309,7 @@ mod tests {
             block_size: 512,
             limits: Default::default(),
             serial,
+            volume_size: 1,
         }
     }
 

@@ -103,6 +103,7 @@ pub(super) fn cached_parts(
         exports: vec![ServedExport {
             info: ExportInfo { size, flags: TransmissionFlags(0xd), ..ExportInfo::default() },
             binding: ExportBinding::default(),
+            volume_size: size,
             shard: ShardId(0),
             config: headworks_core::ExportConfig::default(),
             owner: None,

@@ -206,7 +206,8 @@ impl Reactor {
             let export = binding.and_then(|binding| self.door.exports.open(binding.export));
             match connection.hand_over().zip(export) {
                 Some((handed, (binding, info))) => {
-                    paused.connections.push((ToldExport::new(info, binding.volume), handed));
+                    let told = ToldExport::new(info, binding.volume, binding.range);
+                    paused.connections.push((told, handed));
                 }
                 None => paused.stay += 1,
             }

@@ -199,7 +199,7 @@ fn submit(
             export: binding.export,
             sequence,
         },
-        offset,
+        offset: binding.range.on_volume(offset, len),
         len,
         op,
         flags: flags_of(request),

@@ -306,17 +306,20 @@ impl FrontEnd<'_> {
     }
 }
 
-/// What a machine sees of an export.
+/// What a machine sees of an export. A part that begins or ends within a block has sectors.
 fn disk_of(served: &ServedExport) -> Disk {
-    let flags = served.info.flags;
+    let (flags, size) = (served.info.flags, served.info.size);
+    let ends = served.binding.range.start() | size;
+    let block = served.block_size.max(headworks_vhost::SECTOR as u32);
+    let is_whole = ends.is_multiple_of(u64::from(block));
     Disk {
-        block_size: served.block_size.max(headworks_vhost::SECTOR as u32),
+        block_size: if is_whole { block } else { headworks_vhost::SECTOR as u32 },
         is_read_only: flags.contains(TransmissionFlags::READ_ONLY),
         can_discard: flags.contains(TransmissionFlags::SEND_TRIM),
         can_zero: flags.contains(TransmissionFlags::SEND_WRITE_ZEROES),
         discard_granularity: DISCARD.max(served.block_size),
         request_max: REQUEST,
-        ..Disk::new(served.info.size)
+        ..Disk::new(size)
     }
     .with_serial(crate::assemble::shown_name(&served.info.name))
 }

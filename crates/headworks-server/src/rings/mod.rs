@@ -32,6 +32,7 @@ use headworks_core::{
     BioId, ExportId, Instant, IoError, Ioprio, Op, ReplyStage, Status, WaitTimes,
 };
 
+use crate::export_range::ExportRange;
 use crate::latency::LatencyTable;
 use crate::latency::errors::ErrorReply;
 use crate::messages::in_flight::Unanswered;
@@ -463,9 +464,10 @@ impl RingClient {
         }
     }
 
-    /// The export has another size.
-    pub fn resize(&mut self, size: u64) {
-        self.disk.size = size;
+    /// The volume of the export has another size.
+    pub fn resize(&mut self, volume: u64) {
+        let range = self.session.last_binding().map_or_else(ExportRange::default, |it| it.range);
+        self.disk.size = range.size(volume);
         self.device.set_disk(self.disk);
         self.line.send(News::Disk(self.disk));
     }

@@ -1,4 +1,4 @@
-//! Options of an export in its specification: weight, class, cache mode, error policy and limits.
+//! Options of an export in its specification: range, weight, class, cache mode, error policy and limits.
 //!
 //! ```text
 //!   file:path=disk.img,weight=400,ioprio=rt:0,cache=writethrough        delay:read=5ms,weight=50,of=disk.img
@@ -16,8 +16,9 @@ use super::split_type;
 use crate::cache_part::{PARTS, dirty_blocks, parse_part, part_value};
 use crate::latency_target::{TARGETS, parse_latency_target, target_in_force, target_value};
 use crate::option_table::{OptionTable, choice, options};
+use crate::partition_table::PARTITIONS_MAX;
 use crate::tenant::{TenantName, TenantOptions};
-use crate::units::{CLASSES, WEIGHTS, parse_ioprio, parse_switch, parse_weight};
+use crate::units::{CLASSES, WEIGHTS, parse_ioprio, parse_size, parse_switch, parse_weight};
 
 options! {
     /// An option of an export.
@@ -42,6 +43,12 @@ options! {
             "=on, to tell clients what the export is made of: paths, bases and URIs (default off: nothing)";
         StrictBlocks  = "strict-blocks" [strict_blocks] parse_strict, |strict: Option<bool>| strict.map(|on| if on { "on" } else { "off" }).into(); Restart, Never, "",
             "=on, to refuse requests that are no whole blocks of a device without a cache; default off: the server reads such blocks, changes and writes them";
+        Offset        = "offset" [offset] parse_size, Value::from; Restart, Never, "",
+            " (1M), the byte of the image with which the export begins (default 0)";
+        Length        = "length" [length] parse_length, Value::from; Restart, Never, "",
+            " (512M), its bytes from there on; without it all to the end of the image, and it grows with that";
+        Partition     = "partition" [partition] parse_partition, Value::from; Restart, Never, "",
+            " (1 to 128), the number of a partition in the image's table (GPT or MBR) that the export serves, in place of offset and length";
         Limits        = limits [limits]; AtOnce, Never, "",
             "limits of bytes and I/Os per second: bps-total, bps-read, bps-write, iops-total, iops-read, iops-write, each with -max and -max-length for a burst, and iops-size";
     }
@@ -57,6 +64,20 @@ fn parse_policy(word: &str) -> Result<Option<ErrorPolicy>, String> {
 
 fn parse_unclean(word: &str) -> Result<Option<UncleanPolicy>, String> {
     choice(word, UncleanPolicy::ALL.map(|policy| (policy.name(), policy))).map(Some)
+}
+
+/// Bytes of an export; 0 stands for all to the end.
+fn parse_length(word: &str) -> Result<u64, String> {
+    match parse_size(word)? {
+        0 => Err("a length of 0 cannot be served; without one it is all to the end".to_owned()),
+        length => Ok(length),
+    }
+}
+
+/// The number of a partition.
+fn parse_partition(word: &str) -> Result<u8, String> {
+    let number = word.parse().ok().filter(|number| (1..=PARTITIONS_MAX).contains(number));
+    number.ok_or_else(|| format!("`{word}` is no partition; 1 to {PARTITIONS_MAX} are"))
 }
 
 fn parse_strict(word: &str) -> Result<Option<bool>, String> {
@@ -90,6 +111,12 @@ pub struct ExportOptions {
     pub describe: bool,
     /// Requests that are no whole blocks are refused where no cache takes them; none leaves it to other exports of the image.
     pub strict_blocks: Option<bool>,
+    /// Offset of its first byte on the image.
+    pub offset: u64,
+    /// Bytes of it; 0 for all to the end of the image.
+    pub length: u64,
+    /// Number of the partition that it serves; 0 for none.
+    pub partition: u8,
     /// Limits of bytes and I/Os a second of all its clients together.
     pub limits: Limits,
 }
@@ -146,6 +173,9 @@ impl Default for ExportOptions {
             dirty: 0,
             describe: false,
             strict_blocks: None,
+            offset: 0,
+            length: 0,
+            partition: 0,
             limits: Limits::default(),
         }
     }
@@ -190,6 +220,10 @@ impl ExportOptions {
                 let set = (option.row().set)(&mut options, key, word);
                 set.map_err(|message| ConfigError::new(key, message))?;
             }
+        }
+        if options.partition > 0 && (options.offset, options.length) != (0, 0) {
+            let message = "a partition has its own offset and length; leave those keys away";
+            return Err(ConfigError::new("partition", message));
         }
         options.limits.validate()?;
         Ok(options)
@@ -298,6 +332,11 @@ mod tests {
             ("mem:dirty=1K", "dirty: `1K` is too little; 64K and more, or none, are accepted"),
             ("mem:describe=1x", "describe: "),
             ("mem:strict-blocks=maybe", "strict-blocks: "),
+            ("mem:offset=-1", "offset: `-1` is not a size"),
+            ("mem:partition=0", "partition: `0` is no partition; 1 to 128 are"),
+            ("mem:partition=129", "1 to 128"),
+            ("mem:partition=1,offset=1M", "partition: a partition has its own offset and length"),
+            ("mem:length=0", "length: a length of 0 cannot be served"),
             ("mem:on-unclean=no", "on-unclean: `no` is none of auto, serve, refuse-flush"),
         ] {
             let message = ExportOptions::take(text).unwrap_err().to_string();

@@ -11,8 +11,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use headworks::{Device, DeviceSetup, FilterDevice, Handle, Io, NullDevice, Owner, OwnerOptions};
-use headworks_core::{ConfigError, QueueOptions, VolumeId, VolumeOptions};
+use headworks::{Device, FilterDevice, NullDevice};
+use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 use headworks_images::formats::ImageBases;
 use headworks_images::{
     BaseFormats, BaseImage, BaseImageOptions, ErrorFilter, ErrorOptions, OpenBaseImage, REMOTE_BASE,
@@ -20,14 +20,13 @@ use headworks_images::{
 use headworks_rbd::{Access, OpenRbd};
 
 use super::{BaseDevice, Rbd, Remote, Spec};
+use crate::device_reader::DeviceReader;
 
 /// What opens the bases of overlays that are no raw files: images of formats, and remotes.
 pub const BASES: BaseFormats = BaseFormats::new(&Bases);
 
 /// Largest block that a base may ask its readers for: that of overlays.
 const BLOCK_MAX: u32 = 4096;
-/// Bytes of a read by an owner of its own.
-const READ_BYTES: usize = 1 << 20;
 
 struct Bases;
 
@@ -92,7 +91,7 @@ struct RemoteBase {
 enum State {
     /// A device that nothing drives.
     Device(Box<dyn Device>),
-    Reader(Box<Reader>),
+    Reader(Box<DeviceReader>),
     /// The owner could not be started.
     Failed,
 }
@@ -172,7 +171,7 @@ impl BaseImage for RemoteBase {
         if let State::Device(_) = *state
             && let State::Device(device) = std::mem::replace(&mut *state, State::Failed)
         {
-            let reader = Reader::start(device, self.queue, self.options);
+            let reader = DeviceReader::start(device, self.queue, self.options);
             *state = State::Reader(Box::new(reader.map_err(io::Error::other)?));
         }
         match &mut *state {
@@ -190,56 +189,6 @@ impl BaseImage for RemoteBase {
                 Box::new(NullDevice),
             )),
         }
-    }
-}
-
-/// An owner of a remote's device, for reads that wait.
-struct Reader {
-    handle: Handle,
-    volume: VolumeId,
-    block: u64,
-    /// Dropped last: it ends when its handle is gone.
-    _owner: Owner,
-}
-
-impl Reader {
-    fn start(
-        device: Box<dyn Device>,
-        queue: QueueOptions,
-        options: VolumeOptions,
-    ) -> Result<Self, ConfigError> {
-        let wanted = OwnerOptions { depth: 1, slot_bytes: READ_BYTES, ..OwnerOptions::default() };
-        let (owner, mut handles) = Owner::start(wanted)?;
-        let setup = DeviceSetup::boxed(device, queue);
-        let volume = owner.add_volume(owner.add_device(setup)?, options)?;
-        let handle = handles.pop().ok_or_else(|| ConfigError::new("base", "it has no handle"))?;
-        Ok(Self { handle, volume, block: options.block_size.into(), _owner: owner })
-    }
-
-    /// Reads bytes; the parts of blocks at either end are read with their blocks.
-    fn read_at(&mut self, offset: u64, mut bytes: &mut [u8]) -> io::Result<()> {
-        let mut at = offset;
-        while !bytes.is_empty() {
-            let start = at - at % self.block;
-            let skip = (at - start) as usize;
-            let len = (skip + bytes.len()).next_multiple_of(self.block as usize).min(READ_BYTES);
-            let slot = self.handle.slot().ok_or_else(|| io::Error::other("it is busy"))?;
-            let read = Io::read(start, len as u32);
-            self.handle.put(self.volume, slot, read).map_err(|_| io::ErrorKind::InvalidInput)?;
-            let mut done = Vec::new();
-            while self.handle.reap(1, &mut done) == 0 {
-                self.handle.wait();
-            }
-            let done = done.swap_remove(0);
-            done.status.map_err(io::Error::other)?;
-            let slot = done.slot.ok_or(io::ErrorKind::TimedOut)?;
-            let count = bytes.len().min(len - skip);
-            let (part, rest) = bytes.split_at_mut(count);
-            part.copy_from_slice(&slot[skip..skip + count]);
-            self.handle.release(slot);
-            (at, bytes) = (at + count as u64, rest);
-        }
-        Ok(())
     }
 }
 

@@ -9,27 +9,36 @@
 //! other change. What was checked before is checked again after it.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use headworks_core::{Control, DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
+use headworks_core::{
+    Control, DeviceConfig, DeviceId, ExportId, IoError, ShardId, VolumeConfig, VolumeId,
+};
 
 use super::absent::{put_absent, take_absent};
 use super::bases::{remove_unused_bases, share_base};
+use super::drain::write_out;
 use super::exports::export_report;
 use super::remove::being_removed;
 use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
 use crate::assemble::image::OpenedImage;
 use crate::assemble::parts_of_blocks::{joining, partial_blocks, taking_parts};
+use crate::assemble::range;
 use crate::assemble::side_by_side::LateImage;
 use crate::assemble::{AbsentExport, ExportSource, ExportSpec, assembled, shown_name};
 use crate::control::exports::{Export, ExportState};
 use crate::control::inventory::{Addition, DeviceEntry, Inventory, Placement, VolumeEntry};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
+use crate::export_range::ExportRange;
 use crate::leftovers::RestoredImage;
 use crate::messages::command::ShardCommand;
 use headworks::Device;
 use headworks_control::{RpcFault, answers, methods};
+
+/// Longest wait until an image is written out whose partition table is to be read.
+const TABLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The method `add`, with the parameters of a client.
 pub fn add_by_words(live: &LiveChanges, asked: &methods::Add) -> Result<answers::Added, RpcFault> {
@@ -56,7 +65,8 @@ fn add_opened(
     opened: Option<OpenedImage>,
 ) -> Result<answers::Added, RpcFault> {
     spec.check().map_err(|error| wrong(&error))?;
-    let (entry, notes) = match reserve(live, &spec)? {
+    let partition = partition_of_served(live, &spec)?;
+    let (entry, notes) = match reserve(live, &spec, partition)? {
         Reserved::Serving(entry) => (*entry, Vec::new()),
         Reserved::Name(_reservation) => add_new(live, &spec, opened)?,
     };
@@ -87,8 +97,34 @@ pub fn add_late(live: &LiveChanges, exports: Vec<LateImage>) {
     }
 }
 
+/// The partition that an export names, if its image is served already: what is dirty of it is written out before its table is read.
+fn partition_of_served(
+    live: &LiveChanges,
+    spec: &ExportSpec,
+) -> Result<Option<ExportRange>, RpcFault> {
+    let names_one = spec.share.partition > 0;
+    let volume = spec.identity().filter(|_| names_one);
+    let volume = volume.and_then(|identity| lock(&live.inventory).find(Some(identity)));
+    let tree = live.tree.current();
+    let served = volume.and_then(|it| tree.exports.iter().find(|export| export.volume == it));
+    let Some(served) = served else { return Ok(None) };
+    let all = write_out(live, vec![served.clone()], Instant::now() + TABLE_LIMIT)?;
+    if let Some(Err(error)) = all.first().map_or(Some(Err(IoError::TimedOut)), |one| one.outcome) {
+        let message = format!(
+            "partition: {} serves the image, and what is dirty of it cannot be written out before its table is read: {error}",
+            served.shown_name()
+        );
+        return Err(RpcFault::refused("EIO", message));
+    }
+    range::of_partition(spec).map_err(|error| wrong(&error))
+}
+
 /// Serves an export of a volume in use, or reserves the name and the image of one that is to be opened.
-fn reserve<'a>(live: &'a LiveChanges, spec: &ExportSpec) -> Result<Reserved<'a>, RpcFault> {
+fn reserve<'a>(
+    live: &'a LiveChanges,
+    spec: &ExportSpec,
+    partition: Option<ExportRange>,
+) -> Result<Reserved<'a>, RpcFault> {
     let addition = Addition::new(spec, spec.identity());
     let mut inventory = lock(&live.inventory);
     check_name(&inventory, &spec.name)?;
@@ -110,7 +146,11 @@ fn reserve<'a>(live: &'a LiveChanges, spec: &ExportSpec) -> Result<Reserved<'a>,
         }
         inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
         may_share_tenant(live, &inventory, volume, spec)?;
-        let entry = serve(live, &mut inventory, export, volume, spec)?;
+        if spec.share.partition > 0 && partition.is_none() {
+            let message = "its image was opened meanwhile; try again";
+            return Err(RpcFault::refused("EBUSY", message));
+        }
+        let entry = serve(live, &mut inventory, export, (volume, partition), spec)?;
         return Ok(Reserved::Serving(Box::new(entry)));
     }
     inventory.may_open(spec).map_err(|error| wrong(&error))?;
@@ -143,13 +183,14 @@ fn serve_new(
     image: ImageToAdd,
 ) -> Result<(ExportNode, Vec<String>), RpcFault> {
     let suspect = image.restored.suspect;
+    let partition = range::of_partition(spec).map_err(|error| wrong(&error))?;
     let (volume, mut notes) = add_volume(live, &mut lock(&live.inventory), spec, None, image)?;
     notes.extend(keep(live, volume, suspect));
     let served = share_base(live, volume).and_then(|note| {
         notes.extend(note);
         let mut inventory = lock(&live.inventory);
         let export = inventory.free_export().map_err(|error| wrong(&error))?;
-        serve(live, &mut inventory, export, volume, spec)
+        serve(live, &mut inventory, export, (volume, partition), spec)
     });
     match served {
         Ok(entry) => Ok((entry, notes)),
@@ -352,7 +393,7 @@ fn serve(
     live: &LiveChanges,
     inventory: &mut Inventory,
     export: ExportId,
-    volume: VolumeId,
+    (volume, partition): (VolumeId, Option<ExportRange>),
     spec: &ExportSpec,
 ) -> Result<ExportNode, RpcFault> {
     let record = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
@@ -361,11 +402,13 @@ fn serve(
     let of_volume = |(id, other): (&u16, &Export)| (other.volume == volume).then_some(*id);
     let other = inventory.exports.lock().iter().find_map(of_volume);
     let size = match other.map(|id| export_report(live, ExportId(id))).transpose()? {
-        Some(Some(report)) => report.size.unwrap_or(config.options.size),
+        Some(Some(report)) => report.volume_size.unwrap_or(config.options.size),
         _ => config.options.size,
     };
     let device = inventory.devices.get(&config.device.0).ok_or_else(stopping)?.config;
-    let assembled = assembled(spec, volume, what, size);
+    let range = range::of_export(spec, size, what, partition).map_err(|error| wrong(&error))?;
+    range::check_blocks(spec, range, &config).map_err(|error| wrong(&error))?;
+    let assembled = assembled(spec, (volume, range), what, size);
     let tenant = live.settings.tenants().named(spec.share.tenant)?;
     let of_tenant = (tenant, live.settings.tenant_options(tenant));
     let served = served(&assembled, (export, of_tenant), &config, size, inventory.serial);
@@ -373,7 +416,7 @@ fn serve(
     inventory.exports.lock().insert(export.0, record);
     // Shard 0 lists exports to clients: it is told last, when all others know the export.
     for shard in live.shards.ids().rev() {
-        let order = ShardCommand::Serve { export: served.clone() };
+        let order = ShardCommand::Serve { export: Box::new(served.clone()) };
         let told = live.shards.command(shard, order);
         if let Err(fault) = told.and_then(|told| told.map_err(|error| refused(&error))) {
             inventory.exports.lock().remove(&export.0);
@@ -387,6 +430,7 @@ fn serve(
         volume,
         device: config.device,
         home: config.home,
+        range,
         mode: config.options.mode,
         on_error: config.options.on_error,
         read_only: !spec.writes() || config.options.read_only,

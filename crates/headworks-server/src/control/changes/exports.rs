@@ -59,6 +59,7 @@ pub fn exports(
         Some(answers::Export {
             name: entry.shown_name().to_owned(),
             size: report.size,
+            offset: Some(entry.range.start()),
             device: Some(device_name(entry.device)),
             cache: Some(entry.mode.name().to_owned()),
             read_only: entry.read_only,

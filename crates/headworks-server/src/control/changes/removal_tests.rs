@@ -78,6 +78,7 @@ fn shard(
         export: *export,
         clients: 0,
         size: Some(1 << 20),
+        volume_size: Some(1 << 20),
         dirty: 0,
         failed: 0,
         stuck: false,

@@ -1,4 +1,5 @@
-//! `resize`: grows an export, by extending its file or by noticing that it grew.
+//! `resize`: grows an export, by extending its file or by noticing that it grew. Clients name sizes of the export, of which the volume has
+//! a range; what is compared and changed here are sizes of the volume.
 //!
 //! The file is asked and made longer without the lock of the inventory: its file system may take its time. What was checked before is
 //! checked again after it.
@@ -70,8 +71,9 @@ struct Resizing<'a> {
     block: u64,
     /// Handle of its file.
     watch: Option<SizeWatch>,
-    /// Its size before.
+    /// The size of the volume before.
     now: u64,
+    /// The size that the volume shall have.
     wanted: Option<u64>,
 }
 
@@ -128,7 +130,9 @@ fn resize(
     if size > *now {
         finish_resize(live, name, &asked, size)?;
     }
-    Ok(answers::Resized { export: entry.shown_name().to_owned(), size, before: *now })
+    let of_export = |volume| entry.range.size(volume);
+    let (size, before) = (of_export(size), of_export(*now));
+    Ok(answers::Resized { export: entry.shown_name().to_owned(), size, before })
 }
 
 /// Finds out whether an export may be resized now, and keeps other resizes of it out.
@@ -140,7 +144,7 @@ fn begin_resize<'a>(
     let mut inventory = lock(&live.inventory);
     let entry = may_resize(live, &inventory, name)?;
     let report = export_report(live, entry.id)?;
-    let now = report.and_then(|report| report.size).unwrap_or_default();
+    let now = report.and_then(|report| report.volume_size).unwrap_or_default();
     let Some(VolumeEntry { config, origin, .. }) = inventory.volumes.get(&entry.volume.0) else {
         return Err(gone(&entry));
     };
@@ -199,7 +203,8 @@ fn finish_resize(
     live.shards.keeper().resize(entry.volume, size);
     grow(live, &entry, size)?;
     record.config.options.size = size;
-    tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
+    let of_export = display_size(entry.range.size(size));
+    tracing::info!("export {} has {of_export} now", entry.shown_name());
     Ok(())
 }
 
@@ -263,10 +268,18 @@ fn grow(live: &LiveChanges, entry: &ExportNode, size: u64) -> Result<(), RpcFaul
     Ok(())
 }
 
-/// The size that is asked for; whether the export may have it is checked as for one that was given.
+/// The size of the volume with which the export has the size that is asked for; whether it may have it is checked as for one that was given.
 fn size_of(entry: &ExportNode, now: u64, wanted: WantedSize) -> Result<u64, RpcFault> {
-    wanted.of(now).ok_or_else(|| {
-        let name = entry.shown_name();
+    let (name, range) = (entry.shown_name(), entry.range);
+    if range.has_length() {
+        let message = format!(
+            "{name} is a part of its image with a length of its own (length= or partition=), which does not change; resize an export of the whole image"
+        );
+        return Err(RpcFault::refused("EINVAL", message));
+    }
+    let now = range.size(now);
+    let size = wanted.of(now).and_then(|size| size.checked_add(range.start()));
+    size.ok_or_else(|| {
         let message = format!("{name} has {now} bytes, and {wanted} is not possible");
         RpcFault::refused("EINVAL", message)
     })
@@ -275,6 +288,7 @@ fn size_of(entry: &ExportNode, now: u64, wanted: WantedSize) -> Result<u64, RpcF
 fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     if size < now {
+        let [now, size] = [now, size].map(|volume| entry.range.size(volume));
         let message = format!(
             "{name} has {now} bytes and cannot shrink while clients may use them; serve {size} bytes under another name"
         );

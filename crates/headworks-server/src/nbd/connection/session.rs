@@ -18,6 +18,7 @@ use headworks_core::{
 
 use super::{ConnectionEnd, ConnectionLimits, OpenWrite, Shares};
 use crate::access::Admission;
+use crate::export_range::ExportRange;
 use crate::latency::LatencyTable;
 use crate::latency::errors::ErrorReply;
 use headworks::driver::Span;
@@ -63,6 +64,8 @@ pub struct ExportBinding {
     pub device: DeviceId,
     /// Class of all requests of the connection.
     pub ioprio: Ioprio,
+    /// Range of the volume that the export serves.
+    pub range: ExportRange,
 }
 
 /// State that a connection of another process continues with when its export is bound.
@@ -361,7 +364,7 @@ impl Session {
         block: Option<Buffer>,
         shares: &mut Shares<'_>,
     ) -> u64 {
-        let ExportBinding { volume, export, ioprio, .. } =
+        let ExportBinding { volume, export, ioprio, range, .. } =
             self.last_binding().expect("a request has an export");
         let op = request.op();
         let status = op == Op::BlockStatus;
@@ -389,7 +392,7 @@ impl Session {
             shares.turn.room.checked_sub(1).expect("a bio is made only with a slot for it");
         shares.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },
-            offset,
+            offset: range.on_volume(offset, len),
             len,
             op,
             flags,
