@@ -34,11 +34,19 @@ pub struct Channel {
     device: OwnedFd,
 }
 
-impl Channel {
-    pub(crate) fn new(device: OwnedFd) -> Self {
+impl From<OwnedFd> for Channel {
+    fn from(device: OwnedFd) -> Self {
         Self { device }
     }
+}
 
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.device.as_raw_fd()
+    }
+}
+
+impl Channel {
     /// Serves by a thread with a table of descriptors of its own, in which there are the device and the standard ones alone; no other thread has
     /// the device. So `serve` uses no descriptor that it does not open itself. Where the process has a mount namespace, the thread has another
     /// one, without mounts of FUSE and without what is mounted later. When the process is killed, this thread ends whatever the others wait
@@ -121,6 +129,12 @@ impl Channel {
         if ready == 0 {
             return Ok(Received::Nothing);
         }
+        self.try_receive(buffer)
+    }
+
+    /// Reads a request, if one is there, into `buffer`: it has room for the largest write that was agreed on, and 4 KiB more. The channel is
+    /// non-blocking.
+    pub fn try_receive(&self, buffer: &mut [u8]) -> io::Result<Received> {
         let read = self.read(buffer);
         match read.as_ref().map_err(io::Error::raw_os_error) {
             Ok(&length) => Ok(Received::Request(length)),
@@ -140,9 +154,15 @@ impl Channel {
 
     /// Writes an answer. A request that was interrupted or whose mount is gone needs none any more.
     pub fn send(&self, reply: &[u8]) -> io::Result<()> {
-        // SAFETY: the kernel reads `reply.len()` bytes of a slice that lives during the call.
-        let sent =
-            unsafe { libc::write(self.device.as_raw_fd(), reply.as_ptr().cast(), reply.len()) };
+        self.send_parts([reply, &[]])
+    }
+
+    /// Writes an answer of two parts: its head, and data that lie elsewhere.
+    pub fn send_parts(&self, parts: [&[u8]; 2]) -> io::Result<()> {
+        let parts = parts
+            .map(|part| libc::iovec { iov_base: part.as_ptr() as *mut _, iov_len: part.len() });
+        // SAFETY: the kernel reads slices that live during the call.
+        let sent = unsafe { libc::writev(self.device.as_raw_fd(), parts.as_ptr(), 2) };
         if sent >= 0 {
             return Ok(());
         }

@@ -5,7 +5,7 @@
 use std::ffi::CString;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -63,25 +63,55 @@ pub(crate) fn mount(way: Way, directory: &Path, name: &str) -> io::Result<(Mount
         Way::Root | Way::UserNamespace => by_kernel(way, directory, name)?,
         Way::Fusermount => by_fusermount(directory, name)?,
     };
-    Ok((Mount { way, directory: directory.to_owned() }, Channel::new(device)))
+    Ok((Mount { way, directory: directory.to_owned() }, Channel::from(device)))
 }
 
 /// Unmounts what a process with mounts called `name` left when it was killed: mounts that answer ENOTCONN. Returns how many.
 pub fn remove_stale(name: &str) -> usize {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let stale = |line: &&str| {
-        let fields: Vec<&str> = line.split(' ').collect();
-        let behind = fields.iter().position(|field| *field == "-").unwrap_or(fields.len());
-        fields.get(behind + 2) == Some(&name)
-    };
-    let paths = table.lines().filter(stale).filter_map(|line| line.split(' ').nth(4));
-    let dead = paths.map(Path::new).filter(|path| {
+    stale(name, |_| true).len()
+}
+
+/// The same for mounts whose paths `is_meant` selects; returns these paths.
+pub(crate) fn stale(name: &str, is_meant: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let is_dead = |path: &PathBuf| {
         let error = std::fs::metadata(path).err();
         error.and_then(|error| error.raw_os_error()) == Some(libc::ENOTCONN)
-    });
-    let unmounted =
-        |path: &Path| unmount(Way::Root, path).or_else(|_| unmount(Way::Fusermount, path)).is_ok();
-    dead.filter(|path| unmounted(path)).count()
+    };
+    let unmounted = |path: &PathBuf| {
+        unmount(Way::Root, path).or_else(|_| unmount(Way::Fusermount, path)).is_ok()
+    };
+    let named = mounts().into_iter().filter(|(_, of)| of == name).map(|(path, _)| path);
+    named.filter(|path| is_meant(path)).filter(is_dead).filter(unmounted).collect()
+}
+
+/// Path and name of each mount that the process sees.
+pub(crate) fn mounts() -> Vec<(PathBuf, String)> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let one = |line: &str| {
+        let (mount, kind) = line.split_once(" - ")?;
+        Some((unescaped(mount.split(' ').nth(4)?).into(), kind.split(' ').nth(1)?.to_owned()))
+    };
+    String::from_utf8_lossy(&table).lines().filter_map(one).collect()
+}
+
+/// Mounts on a file, which `path` names and `file` has open, for this user alone and in sight of all processes: by mount(2), or by
+/// `fusermount3` where that is not allowed.
+pub(crate) fn mount_file(
+    file: BorrowedFd<'_>,
+    path: &Path,
+    name: &str,
+) -> io::Result<(Way, OwnedFd)> {
+    // What is open cannot be exchanged for a link.
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match kernel_mount(Path::new(&open), name, "100000", false) {
+        Ok(device) => Ok((Way::Root, device)),
+        Err(root) => match by_fusermount(path, name) {
+            Ok(device) => Ok((Way::Fusermount, device)),
+            Err(other) => {
+                Err(io::Error::other(format!("by mount: {root}; by fusermount3: {other}")))
+            }
+        },
+    }
 }
 
 /// Gives the calling thread a mount namespace without mounts of FUSE. Without the right to do so it stays where it is: there a mount is not
@@ -116,19 +146,23 @@ fn unescaped(path: &str) -> String {
 }
 
 fn by_kernel(way: Way, directory: &Path, name: &str) -> io::Result<OwnedFd> {
+    // A program of root may give its rights up: others may use root's mount, as they may use root's directories.
+    kernel_mount(directory, name, "40000", way == Way::Root)
+}
+
+fn kernel_mount(path: &Path, name: &str, mode: &str, others: bool) -> io::Result<OwnedFd> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE);
     let device = device.map_err(|error| io::Error::new(error.kind(), format!("{DEVICE}: {error}")));
     let device = OwnedFd::from(device?);
     // SAFETY: these calls have no preconditions.
     let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
-    // A program of root may give its rights up: others may use root's mount, as they may use root's directories.
-    let others = if way == Way::Root { ",allow_other" } else { "" };
+    let others = if others { ",allow_other" } else { "" };
     let options = format!(
-        "fd={},rootmode=40000,user_id={uid},group_id={gid},default_permissions{others}",
+        "fd={},rootmode={mode},user_id={uid},group_id={gid},default_permissions{others}",
         device.as_raw_fd()
     );
     let flags = libc::MS_NOSUID | libc::MS_NODEV;
-    mount_kernel(directory, name, "fuse", flags, &options)?;
+    mount_kernel(path, name, "fuse", flags, &options)?;
     Ok(device)
 }
 
@@ -201,7 +235,7 @@ fn received_device(socket: &UnixStream) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(libc::CMSG_DATA(head).cast::<RawFd>().read_unaligned()) })
 }
 
-fn unmount(way: Way, directory: &Path) -> io::Result<()> {
+pub(crate) fn unmount(way: Way, directory: &Path) -> io::Result<()> {
     if way == Way::Fusermount {
         let ended = Command::new(FUSERMOUNT)
             .args(["-u", "-q", "-z", "--"])
@@ -213,8 +247,9 @@ fn unmount(way: Way, directory: &Path) -> io::Result<()> {
     }
     let path = CString::new(directory.as_os_str().as_bytes())
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let flags = libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
     // SAFETY: the path ends with a zero and lives during the call.
-    let done = unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    let done = unsafe { libc::umount2(path.as_ptr(), flags) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

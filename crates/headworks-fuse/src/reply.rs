@@ -14,12 +14,18 @@ const PAGES_MAX: u16 = (WRITE_MAX / 4096) as u16;
 const INIT_FLAGS: u32 = 1 | 1 << 5 | 1 << 22;
 /// A flag for [`Reply::init`]: the kernel sends direct I/O of one file in parallel.
 pub const ASYNC_DIRECT_IO: u32 = 1 << 15;
+/// A flag for [`InitTerms`]: the kernel maps files that it keeps no bytes of. Only for a kernel that offers it.
+pub const MAPS_UNCACHED: u64 = 1 << 36;
+/// FUSE_INIT_EXT: flags beyond the first 32 count.
+const MORE_FLAGS: u64 = 1 << 30;
 /// FOPEN_NOFLUSH: closing a file promises nothing.
 const NO_FLUSH: u32 = 1 << 5;
 /// FOPEN_KEEP_CACHE: no other process changes the file.
 const KEEP_CACHE: u32 = 1 << 1;
 /// FOPEN_DIRECT_IO: every read and write reaches the file system.
 const UNCACHED: u32 = 1;
+/// FOPEN_PARALLEL_DIRECT_WRITES: writes of one file do not wait for each other in the kernel.
+const PARALLEL_WRITES: u32 = 1 << 6;
 /// Seconds that the kernel may keep names and attributes: it is the only one that changes them.
 const KEPT_SECONDS: u64 = 3600;
 
@@ -59,6 +65,28 @@ pub struct FileSystemSize {
     pub files_free: u64,
 }
 
+/// What a file system agrees on with the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InitTerms {
+    /// Bytes that the kernel reads ahead.
+    pub readahead: u32,
+    /// Flags beside those that every file system here has.
+    pub flags: u64,
+    /// Bytes of the largest write; a read may have up to [`WRITE_MAX`] in any case.
+    pub write_max: u32,
+    /// Asynchronous requests that the kernel sends at once.
+    pub background: u16,
+}
+
+/// The head of an answer with `data` bytes behind it: of a read, whose data lie elsewhere.
+#[must_use]
+pub fn head_of_data(unique: u64, data: usize) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&((HEAD + data) as u32).to_le_bytes());
+    head[8..].copy_from_slice(&unique.to_le_bytes());
+    head
+}
+
 /// A buffer with the answer to one request.
 #[derive(Debug, Default)]
 pub struct Reply {
@@ -89,15 +117,28 @@ impl Reply {
 
     /// Answers `init`: the version, limits and flags, those of `more` included.
     pub fn init(&mut self, readahead: u32, more: u32) {
-        for word in [VERSION[0], VERSION[1], readahead, INIT_FLAGS | more] {
+        let (flags, write_max) = (more.into(), WRITE_MAX as u32);
+        self.init_with(&InitTerms { readahead, flags, write_max, background: 64 });
+    }
+
+    /// Answers `init` with these terms.
+    pub fn init_with(&mut self, terms: &InitTerms) {
+        let InitTerms { readahead, flags, write_max, background } = *terms;
+        let more = (flags >> 32) as u32;
+        let flags = flags | if more > 0 { MORE_FLAGS } else { 0 };
+        for word in [VERSION[0], VERSION[1], readahead, INIT_FLAGS | flags as u32] {
             self.u32(word);
         }
-        // Requests in the background, and from how many on the device counts as congested.
-        self.bytes.extend([64u16.to_le_bytes(), 48u16.to_le_bytes()].concat());
-        self.u32(WRITE_MAX as u32);
+        // From three quarters of them on the device counts as congested.
+        let congested = background / 4 * 3;
+        self.bytes.extend(background.to_le_bytes());
+        self.bytes.extend(congested.to_le_bytes());
+        self.u32(write_max);
         self.u32(1);
         self.bytes.extend(PAGES_MAX.to_le_bytes());
-        self.bytes.extend([0; 34]);
+        self.bytes.extend([0; 2]);
+        self.u32(more);
+        self.bytes.extend([0; 28]);
     }
 
     /// Answers whatever names a node: lookup, create, link and the like.
@@ -115,6 +156,13 @@ impl Reply {
         self.put_attributes(attributes);
     }
 
+    /// Answers a question for attributes, which others change, too: the kernel keeps none.
+    pub fn attributes_now(&mut self, attributes: &Attributes) {
+        self.u64(0);
+        self.u64(0);
+        self.put_attributes(attributes);
+    }
+
     /// Answers an open, with a handle; behind `entry` it answers a create.
     pub fn open(&mut self, handle: u64) {
         self.u64(handle);
@@ -126,6 +174,13 @@ impl Reply {
     pub fn open_uncached(&mut self, handle: u64) {
         self.u64(handle);
         self.u32(UNCACHED | NO_FLUSH);
+        self.u32(0);
+    }
+
+    /// Answers like `open_uncached`; writes do not wait for each other in the kernel.
+    pub fn open_parallel(&mut self, handle: u64) {
+        self.u64(handle);
+        self.u32(UNCACHED | NO_FLUSH | PARALLEL_WRITES);
         self.u32(0);
     }
 
@@ -239,7 +294,9 @@ mod tests {
         assert_eq!(length(|reply| reply.init(0, 0)), 64);
         assert_eq!(length(|reply| reply.entry(&Attributes::default())), 128);
         assert_eq!(length(|reply| reply.attributes(&Attributes::default())), 104);
+        assert_eq!(length(|reply| reply.attributes_now(&Attributes::default())), 104);
         assert_eq!(length(|reply| reply.open(1)), 16);
+        assert_eq!(length(|reply| reply.open_parallel(1)), 16);
         assert_eq!(length(|reply| reply.open_directory(1)), 16);
         assert_eq!(length(|reply| reply.written(1)), 8);
         assert_eq!(length(|reply| reply.offset(1)), 8);
@@ -252,6 +309,27 @@ mod tests {
             })),
             80
         );
+    }
+
+    #[test]
+    fn flags_beyond_32_are_announced() {
+        let mut reply = Reply::default();
+        let flags = MAPS_UNCACHED | u64::from(ASYNC_DIRECT_IO);
+        let terms = InitTerms { readahead: 7, flags, write_max: 1 << 17, background: 256 };
+        reply.begin(1).init_with(&terms);
+        let body = &reply.bytes()[HEAD..];
+        let word = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap());
+        assert_eq!((word(8), word(12) >> 30 & 1, word(12) >> 15 & 1), (7, 1, 1));
+        assert_eq!((word(16), word(20), word(32)), (192 << 16 | 256, 1 << 17, 1 << 4));
+        reply.begin(1).init(0, 0);
+        assert_eq!(reply.bytes()[HEAD + 15] >> 6, 0, "no flag that an old kernel does not know");
+    }
+
+    #[test]
+    fn head_of_data_is_that_of_a_whole_answer() {
+        let mut reply = Reply::default();
+        reply.begin(5).data(b"data");
+        assert_eq!(reply.bytes()[..HEAD], head_of_data(5, 4));
     }
 
     #[test]

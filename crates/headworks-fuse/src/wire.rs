@@ -56,7 +56,7 @@ pub struct Request<'a> {
 #[allow(missing_docs)] // The fields are those of linux/fuse.h.
 pub enum Operation<'a> {
     /// Begins the connection: versions and flags of the kernel.
-    Init { major: u32, minor: u32, readahead: u32, flags: u32 },
+    Init { major: u32, minor: u32, readahead: u32, flags: u64 },
     /// Looks up a name; the kernel counts one use of the node.
     Lookup { name: &'a [u8] },
     /// Gives uses of the node back; has no answer.
@@ -227,7 +227,8 @@ fn operation(number: u32, body: Body<'_>) -> Option<Operation<'_>> {
             major: body.u32(0)?,
             minor: body.u32(4)?,
             readahead: body.u32(8).unwrap_or(0),
-            flags: body.u32(12).unwrap_or(0),
+            flags: u64::from(body.u32(12).unwrap_or(0))
+                | u64::from(body.u32(16).unwrap_or(0)) << 32,
         },
         27 => Operation::OpenDirectory,
         28 => Operation::ReadDirectory {
