@@ -119,6 +119,7 @@ fn main() -> ExitCode {
     // Parts of `serve` and of the completion scripts, not commands for users.
     match words.next() {
         Some(word) if word == serve::SPAWNER_COMMAND => return serve::run_spawner(words),
+        Some(word) if word == serve::MOUNTS_COMMAND => return serve::run_mounts(words),
         Some(word) if word == ctl_names::COMMAND => {
             return with_ctl_commands(|commands| ctl_names::run(words, commands));
         }

@@ -7,9 +7,10 @@
 //! |---|---|---|---|
 //! | [`ShardClient::Nbd`] | a connection | its socket, in `receive` | its socket, in `send` |
 //! | [`ShardClient::Rings`] | a vhost-user device, whatever its queues | memory that it shares, in `receive` | the same, made known in `send` |
+//! | [`ShardClient::Fuse`] | a file of FUSE, whatever programs have it open | the device of its mount, in `receive` | the same, in `reply` |
 //!
 //! An enum and no trait object: a call is a branch, which NBD's path predicts. What only a byte stream has (unread replies, lent frames,
-//! payloads in pieces, TLS) is nothing for rings, and is said here.
+//! payloads in pieces, TLS) is nothing for the others, and is said here.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -19,6 +20,7 @@ use headworks_core::limits::{LimitDirection, LimitedIo};
 use headworks_core::{BioId, ExportId, Instant, Ioprio, ReplyStage, Status, WaitTimes};
 
 use crate::access::ListenerKind;
+use crate::files::FuseClient;
 use crate::latency::LatencyTable;
 use crate::messages::in_flight::Unanswered;
 use crate::nbd::connection::{Connection, ExportBinding, HandedConnection, ReceiveOutcome, Shares};
@@ -37,24 +39,27 @@ pub enum ShardClient {
     Nbd(Box<Connection>),
     /// A vhost-user device.
     Rings(Box<RingClient>),
+    /// A file of FUSE.
+    Fuse(Box<FuseClient>),
 }
 
-/// The same call of either kind.
-macro_rules! either {
+/// The same call of each kind.
+macro_rules! each {
     ($client:expr, $one:ident => $call:expr) => {
         match $client {
             ShardClient::Nbd($one) => $call,
             ShardClient::Rings($one) => $call,
+            ShardClient::Fuse($one) => $call,
         }
     };
 }
 
-/// A call of a connection, and what it is for rings.
+/// A call of a connection, and what it is for the others.
 macro_rules! nbd_or {
     ($client:expr, $one:ident => $call:expr, $else:expr) => {
         match $client {
             ShardClient::Nbd($one) => $call,
-            ShardClient::Rings(_) => $else,
+            ShardClient::Rings(_) | ShardClient::Fuse(_) => $else,
         }
     };
 }
@@ -66,6 +71,7 @@ impl ShardClient {
         match self {
             Self::Nbd(_) => ListenerKind::Nbd,
             Self::Rings(_) => ListenerKind::VhostUser,
+            Self::Fuse(_) => ListenerKind::Fuse,
         }
     }
 
@@ -73,26 +79,26 @@ impl ShardClient {
 
     /// Sets the id that its bios carry.
     pub fn set_id(&mut self, id: u32) {
-        either!(self, it => it.set_id(id));
+        each!(self, it => it.set_id(id));
     }
 
     /// Id that its bios carry.
     #[inline]
     #[must_use]
     pub fn id(&self) -> u32 {
-        either!(self, it => it.id())
+        each!(self, it => it.id())
     }
 
     /// Address of the client for the log.
     #[must_use]
     pub fn peer(&self) -> &str {
-        either!(self, it => it.peer())
+        each!(self, it => it.peer())
     }
 
     /// Name of the listener that it came through; none if it is not known.
     #[must_use]
     pub fn listener(&self) -> Option<&Arc<str>> {
-        either!(self, it => it.listener())
+        each!(self, it => it.listener())
     }
 
     /// Number of the listener of a connection in its handshake.
@@ -104,13 +110,13 @@ impl ShardClient {
     /// What is watched for requests; none when it is closed.
     #[must_use]
     pub fn socket(&self) -> Option<RawFd> {
-        either!(self, it => it.socket())
+        each!(self, it => it.socket())
     }
 
-    /// Whether the bytes of the socket are encrypted.
+    /// Whether what is received at once has to fit the receive buffer.
     #[must_use]
-    pub fn is_encrypted(&self) -> bool {
-        nbd_or!(self, it => it.is_encrypted(), false)
+    pub fn receives_whole(&self) -> bool {
+        nbd_or!(self, it => it.is_encrypted(), true)
     }
 
     /// Whether the next bytes may cost a signature.
@@ -129,23 +135,29 @@ impl ShardClient {
     #[inline]
     #[must_use]
     pub fn binding(&self) -> Option<ExportBinding> {
-        either!(self, it => it.binding())
+        each!(self, it => it.binding())
     }
 
     /// The export that its requests are counted for.
     #[must_use]
     pub fn export_of_requests(&self) -> ExportId {
-        either!(self, it => it.export_of_requests())
+        each!(self, it => it.export_of_requests())
     }
 
     /// Sets a class for this client alone; false if it has no export.
     pub fn set_ioprio(&mut self, ioprio: Ioprio) -> bool {
-        either!(self, it => it.set_ioprio(ioprio))
+        each!(self, it => it.set_ioprio(ioprio))
     }
 
     /// Applies a changed class of an export, unless this client has its own.
     pub fn follow(&mut self, export: ExportId, ioprio: Ioprio) {
-        either!(self, it => it.follow(export, ioprio));
+        each!(self, it => it.follow(export, ioprio));
+    }
+
+    /// Whether nothing uses it: a file that no program has open.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        matches!(self, Self::Fuse(it) if it.is_unused())
     }
 
     // What it has in the shard.
@@ -153,51 +165,51 @@ impl ShardClient {
     /// Wait times and the export that they are counted for; none before it has an export.
     #[must_use]
     pub fn latency(&self) -> Option<(ExportId, &LatencyTable)> {
-        either!(self, it => it.latency())
+        each!(self, it => it.latency())
     }
 
     /// Counts a completed request.
     #[inline]
     pub fn count(&mut self, answered: &CompletedRequest, wait_times: WaitTimes) {
-        either!(self, it => it.count(answered, wait_times));
+        each!(self, it => it.count(answered, wait_times));
     }
 
     /// Number of requests in flight.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        either!(self, it => it.in_flight())
+        each!(self, it => it.in_flight())
     }
 
     /// Number of requests in flight that change the volume.
     #[must_use]
     pub fn writes_in_flight(&self) -> usize {
-        either!(self, it => it.writes_in_flight())
+        each!(self, it => it.writes_in_flight())
     }
 
     /// Nanoseconds since its oldest request came that is not answered.
     #[must_use]
     pub fn oldest_request_ns(&self, now: Instant) -> Option<u64> {
-        either!(self, it => it.oldest_request_ns(now))
+        each!(self, it => it.oldest_request_ns(now))
     }
 
     /// Tells `each` the requests that are not answered, and the bio of those that are in the shard.
     pub fn each_unanswered(&self, now: Instant, each: impl FnMut(Unanswered, Option<BioId>)) {
-        either!(self, it => it.each_unanswered(now, each));
+        each!(self, it => it.each_unanswered(now, each));
     }
 
     /// Bytes of the pool in use: for requests, and for unread replies.
     #[inline]
     #[must_use]
     pub fn held(&self) -> usize {
-        either!(self, it => it.held())
+        each!(self, it => it.held())
     }
 
     /// Bytes of the pool in use for requests without an answer.
     #[inline]
     #[must_use]
     pub fn request_bytes(&self) -> usize {
-        either!(self, it => it.request_bytes())
+        each!(self, it => it.request_bytes())
     }
 
     /// Received bytes that wait to be parsed.
@@ -217,18 +229,18 @@ impl ShardClient {
     /// Whether it takes requests, now or later.
     #[must_use]
     pub fn reads(&self) -> bool {
-        either!(self, it => it.reads())
+        each!(self, it => it.reads())
     }
 
     /// Receives once and submits bios for complete requests.
     #[inline]
     pub fn receive(&mut self, shares: &mut Shares<'_>) -> ReceiveOutcome {
-        either!(self, it => it.receive(shares))
+        each!(self, it => it.receive(shares))
     }
 
     /// Submits returned reads again; false if one must wait. Nothing is received.
     pub fn resubmit(&mut self, shares: &mut Shares<'_>) -> bool {
-        either!(self, it => it.resubmit(shares))
+        each!(self, it => it.resubmit(shares))
     }
 
     /// Submits what has passed its limits before the client leaves; what must wait is dropped.
@@ -236,6 +248,7 @@ impl ShardClient {
         match self {
             Self::Nbd(it) => it.submit_before_leaving(shares),
             Self::Rings(it) => drop(it.resubmit(shares)),
+            Self::Fuse(it) => drop(it.resubmit(shares)),
         }
     }
 
@@ -256,13 +269,13 @@ impl ShardClient {
     #[inline]
     #[must_use]
     pub fn stopped_by(&self) -> WaitsFor {
-        either!(self, it => it.stopped_by())
+        each!(self, it => it.stopped_by())
     }
 
     /// Whether a request of it waits for something, or the client does.
     #[must_use]
     pub fn waits_for(&self, what: WaitsFor) -> bool {
-        either!(self, it => it.waits_for(what))
+        each!(self, it => it.waits_for(what))
     }
 
     /// Whether requests wait to be submitted.
@@ -271,6 +284,7 @@ impl ShardClient {
         match self {
             Self::Nbd(it) => it.has_waiting(),
             Self::Rings(it) => it.has_left_over(),
+            Self::Fuse(it) => it.has_left_over(),
         }
     }
 
@@ -281,6 +295,7 @@ impl ShardClient {
         match self {
             Self::Nbd(it) => it.has_returned(),
             Self::Rings(it) => it.has_left_over(),
+            Self::Fuse(it) => it.has_left_over(),
         }
     }
 
@@ -288,19 +303,19 @@ impl ShardClient {
     #[inline]
     #[must_use]
     pub fn goes_on(&self) -> bool {
-        either!(self, it => it.goes_on())
+        each!(self, it => it.goes_on())
     }
 
     /// What it waits for, if that is a buffer or a bio slot.
     #[must_use]
     pub fn wants(&self, limits: &MemoryLimits) -> Wants {
-        either!(self, it => it.wants(limits))
+        each!(self, it => it.wants(limits))
     }
 
     /// Number of requests that wait for a buffer.
     #[must_use]
     pub fn buffer_waits(&self) -> usize {
-        either!(self, it => it.buffer_waits())
+        each!(self, it => it.buffer_waits())
     }
 
     /// Takes the counts of payloads that were written early or cut.
@@ -312,17 +327,17 @@ impl ShardClient {
     /// Number of requests that wait for limits, or have just passed them.
     #[must_use]
     pub fn parked(&self) -> usize {
-        either!(self, it => it.parked())
+        each!(self, it => it.parked())
     }
 
     /// Lets the first request of a direction pass; returns what limits know of the one behind it.
     pub fn pass(&mut self, direction: LimitDirection) -> Option<LimitedIo> {
-        either!(self, it => it.pass(direction))
+        each!(self, it => it.pass(direction))
     }
 
     /// Lets all requests pass: their export knows no limits any more.
     pub fn pass_all(&mut self) {
-        either!(self, it => it.pass_all());
+        each!(self, it => it.pass_all());
     }
 
     /// Whether a payload has begun and the client is to send more of it.
@@ -369,6 +384,7 @@ impl ShardClient {
         match self {
             Self::Nbd(_) => None,
             Self::Rings(it) => it.take_complaint(),
+            Self::Fuse(it) => it.take_complaint(),
         }
     }
 
@@ -378,7 +394,7 @@ impl ShardClient {
     #[inline]
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        either!(self, it => it.buffer(sequence))
+        each!(self, it => it.buffer(sequence))
     }
 
     /// Memory of a part of a request in flight, piece by piece; a client whose requests have one buffer gives a part of that.
@@ -386,8 +402,8 @@ impl ShardClient {
     pub fn pieces(&mut self, sequence: u64, (offset, len): (u32, u32), mut each: impl FnMut(Span)) {
         match self {
             Self::Rings(it) => it.pieces(sequence, (offset, len), each),
-            Self::Nbd(it) => {
-                let buffer = it.buffer(sequence).unwrap_or(Span::EMPTY);
+            Self::Nbd(_) | Self::Fuse(_) => {
+                let buffer = self.buffer(sequence).unwrap_or(Span::EMPTY);
                 each(buffer.part(offset as usize, len as usize));
             }
         }
@@ -402,7 +418,7 @@ impl ShardClient {
         outcome: (Status, bool, ReplyStage),
         pool: &mut Pool,
     ) -> Option<CompletedRequest> {
-        either!(self, it => it.reply(now, sequence, outcome, pool))
+        each!(self, it => it.reply(now, sequence, outcome, pool))
     }
 
     /// Queues the reply to a read without a buffer, whose data are in `frames`; returns the request.
@@ -414,7 +430,7 @@ impl ShardClient {
         frames: &[Span],
     ) -> Option<CompletedRequest> {
         nbd_or!(self, it => it.reply_frames(now, sequence, frames), {
-            unreachable!("every read of a ring has memory of its own")
+            unreachable!("every read of them has memory of its own")
         })
     }
 
@@ -442,6 +458,18 @@ impl ShardClient {
                 it.publish();
                 Ok(SendOutcome::All)
             }
+            Self::Fuse(_) => Ok(SendOutcome::All),
+        }
+    }
+
+    /// Whether it may have requests when it was answered, of which nothing tells: a ring that had no room for one has some again, and asks for
+    /// no kick meanwhile; a long request of a file goes on.
+    #[must_use]
+    pub fn has_more_after_answers(&self) -> bool {
+        match self {
+            Self::Nbd(_) => false,
+            Self::Rings(_) => true,
+            Self::Fuse(it) => it.has_left_over(),
         }
     }
 
@@ -465,6 +493,7 @@ impl ShardClient {
         match self {
             Self::Nbd(it) => it.has_outgoing(),
             Self::Rings(it) => it.has_left_over(),
+            Self::Fuse(it) => it.has_left_over(),
         }
     }
 
@@ -521,16 +550,35 @@ impl ShardClient {
         nbd_or!(self, it => it.keep_lent(changing, now, take), ());
     }
 
+    /// The volume of its export has another size.
+    pub fn resize(&mut self, volume: u64) {
+        match self {
+            // It was told at its beginning.
+            Self::Nbd(_) => {}
+            Self::Rings(it) => it.resize(volume),
+            Self::Fuse(it) => it.resize(volume),
+        }
+    }
+
     // How it ends.
+
+    /// Gives what came from the thread of a door back to it; it has left its slot.
+    pub fn retire(self) {
+        match self {
+            Self::Nbd(_) => {}
+            Self::Rings(it) => it.retire(),
+            Self::Fuse(it) => it.retire(),
+        }
+    }
 
     /// Stops reading. Requests in flight are still answered.
     pub fn leave(&mut self, pool: &mut Pool) {
-        either!(self, it => it.leave(pool));
+        each!(self, it => it.leave(pool));
     }
 
     /// Closes it. Buffers in use stay until the shard returns them.
     pub fn close(&mut self, pool: &mut Pool) {
-        either!(self, it => it.close(pool));
+        each!(self, it => it.close(pool));
     }
 
     /// Removes and returns the reason why the client cannot continue.
@@ -543,7 +591,7 @@ impl ShardClient {
     #[inline]
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        either!(self, it => it.is_finished())
+        each!(self, it => it.is_finished())
     }
 
     /// Time at which it is closed without progress; none if nothing is expected of the client.
@@ -561,7 +609,7 @@ impl ShardClient {
     /// Whether nothing of it is in the shard.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
-        either!(self, it => it.is_at_rest())
+        each!(self, it => it.is_at_rest())
     }
 
     /// What another process needs to go on with it; none if it cannot move.

@@ -52,6 +52,7 @@ mod control;
 mod device_reader;
 mod did_you_mean;
 mod export_range;
+mod files;
 mod handover;
 mod keeper;
 mod latency;
@@ -88,6 +89,7 @@ mod state_directory;
 mod status_page;
 mod tenant;
 mod units;
+mod whole;
 
 pub use access::{AccessSpec, ListenerKind, ListenerSpec, access_warnings};
 pub use assemble::TenantSpec;
@@ -97,6 +99,8 @@ pub use assemble::{
 };
 pub use control::{AccessReport, ReloadReport, RetuneReport, TenantReport};
 pub use did_you_mean::nearest_name;
+pub use files::directory::file_of;
+pub use files::mounts::Mounts;
 pub use handover::{
     Handover, PauseInProgress, Takeover, TakeoverStep, TakeoverSteps, UnmatchedClients,
     UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult,

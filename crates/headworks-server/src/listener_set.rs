@@ -10,10 +10,17 @@ use headworks_core::ConfigError;
 use headworks_nbd::tls::{TlsAcceptor, TlsOptions};
 
 use crate::access::{AccessRules, AccessSpec, ListenerSpec, RuleListener};
+use crate::files::directory::{self, DirectoryContext};
 use crate::handover::{HandedListener, ListenerRole};
-use crate::listen::{Address, ClientListener, Listener};
+use crate::listen::{Address, ClientListener, DoorThread, Listener};
 use crate::rings::front_end::{self, FrontEndContext};
 use crate::tenant::TenantName;
+
+/// What the threads of listeners that speak no NBD have of the server.
+pub(crate) struct DoorContexts {
+    pub front_ends: FrontEndContext,
+    pub directories: DirectoryContext,
+}
 
 /// A listener of clients, as control threads know it.
 #[derive(Clone, Debug)]
@@ -69,22 +76,31 @@ impl ListenerEntry {
         }
     }
 
-    /// What a shard needs to serve its clients. The thread of a vhost-user listener is started.
+    /// What a shard needs to serve its clients. The thread of a listener that speaks no NBD is started.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// No thread can be started, or files cannot be mounted.
     pub fn client_listener(
         &self,
         listener: Listener,
-        context: &FrontEndContext,
+        contexts: &DoorContexts,
     ) -> Result<ClientListener, ConfigError> {
         let (name, acceptor) = (Arc::clone(&self.name), self.acceptor.clone());
-        let disk = self.spec.as_ref().and_then(ListenerSpec::disk);
-        let start = |export| front_end::start(context.clone(), Arc::clone(&name), export);
-        let front_ends = disk.map(start).transpose().map_err(|error| {
-            ConfigError::new("listen", format!("{name}: cannot start its thread: {error}"))
-        })?;
-        Ok(ClientListener { listener, name, acceptor, front_ends })
+        let thread = self.spec.as_ref().and_then(|spec| match (&spec.address, spec.disk()) {
+            (Address::Directory(path), _) => {
+                Some(directory::start(&contexts.directories, spec, path).map(DoorThread::Directory))
+            }
+            (_, Some(export)) => {
+                let context = contexts.front_ends.clone();
+                let started = front_end::start(context, Arc::clone(&name), export);
+                let failed = |error| format!("cannot start its thread: {error}");
+                Some(started.map(DoorThread::FrontEnds).map_err(failed))
+            }
+            _ => None,
+        });
+        let thread = thread.transpose();
+        let thread = thread.map_err(|why| ConfigError::new("listen", format!("{name}: {why}")))?;
+        Ok(ClientListener { listener, name, acceptor, thread })
     }
 
     /// Whether it offers an export with this name and tenant.
@@ -207,7 +223,7 @@ impl ListenerSet {
         let copy = listener.hand_over(role, address).map_err(|error| {
             ConfigError::new("listen", format!("cannot duplicate a socket: {error}"))
         })?;
-        self.handed().push(copy);
+        self.handed().extend(copy);
         Ok(())
     }
 

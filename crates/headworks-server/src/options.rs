@@ -14,6 +14,7 @@ use super::access::{AccessSpec, LISTENERS_MAX};
 use super::assemble::TenantSpec;
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
+use super::files::mounts::Mounts;
 use super::leftovers::Leftovers;
 use super::loaded::LoadedConfiguration;
 use super::memory::AutoCache;
@@ -144,6 +145,8 @@ pub struct ProcessContext {
     pub loaded: Option<LoadedConfiguration>,
     /// Changes each shard before its first input.
     pub prepare_shard: PrepareShard,
+    /// Mounts files of FUSE; without it there are none.
+    pub mounts: Option<Arc<dyn Mounts>>,
 }
 
 /// What clients may take.

@@ -12,6 +12,7 @@ use headworks_core::{
     CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId, VolumeOptions,
 };
 
+use crate::access::ListenerSpec;
 use crate::assemble::cache_shares;
 use crate::assemble::check_tenants;
 use crate::assemble::export_info::{served_exports, unavailable};
@@ -29,7 +30,7 @@ use crate::control::tree::{ExportNode, device_name};
 use crate::handover::{Adoption, HandedListener, HandedVolume};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
-use crate::listen::{Address, Listener, check_unix};
+use crate::listen::{Address, ClientListener, DoorThread, Listener, check_unix};
 use crate::listener_set::{Acceptors, ListenerSet, named, rules_for};
 use crate::memory::{AutoCache, CachingShards, MemoryWatch};
 use crate::messages::ControlMessage;
@@ -245,12 +246,13 @@ impl Server {
         let service = ControlService::for_server(&assembly, &config, options, &shared);
         let service = Arc::new(service.with_listeners(Arc::clone(&listeners)));
         service.attend();
-        let context = changes::listeners::front_ends(service.changes());
-        let clients = clients
+        let contexts = changes::listeners::door_contexts(service.changes());
+        let mut clients = clients
             .into_iter()
-            .map(|(entry, listener)| entry.client_listener(listener, &context))
-            .collect::<Result<_, _>>()
+            .map(|(entry, listener)| entry.client_listener(listener, &contexts))
+            .collect::<Result<Vec<_>, _>>()
             .inspect_err(|_| shared.keeper().undo_all())?;
+        let directories: Vec<_> = clients.iter_mut().filter_map(first_files).collect();
         let mut seeds = seeds(assembly, &config, caches, options, mails, clients);
         for (shard, blocks) in std::mem::take(&mut restores.shards) {
             seeds[usize::from(shard)].set_restores(blocks);
@@ -316,7 +318,11 @@ impl Server {
             paused: Mutex::default(),
         };
         server.notes.extend(changes::bases::share_bases(server.service.changes()));
-        let opened = restoring.unwrap_or(Ok(()));
+        let opened = match restoring {
+            // Files come when everything is restored.
+            Some(opened) => opened,
+            None => directories.iter().try_for_each(await_files),
+        };
         match opened.and_then(|()| server.open_endpoints(control, metrics)) {
             Ok(()) => {
                 server.add_late(late);
@@ -380,6 +386,12 @@ impl Server {
 
     pub(crate) fn shared(&self) -> &ServerShared {
         &self.shared
+    }
+
+    /// Whether exports are files of a directory.
+    pub(crate) fn has_directories(&self) -> bool {
+        let is_directory = |spec: &ListenerSpec| matches!(spec.address, Address::Directory(_));
+        self.listeners.entries().iter().filter_map(|entry| entry.spec.as_ref()).any(is_directory)
     }
 
     /// Second descriptors of the listening sockets.
@@ -567,6 +579,24 @@ impl Server {
             failures => Err(format!("{failures} final flushes failed; see the messages above")),
         }
     }
+}
+
+/// Longest time in which the files of a start are mounted.
+const FILES: Duration = Duration::from_secs(30);
+
+/// What tells of the first files of a listener; none if it has none.
+fn first_files(listener: &mut ClientListener) -> Option<Receiver<Result<(), String>>> {
+    match &mut listener.thread {
+        Some(DoorThread::Directory(directory)) => directory.first.take(),
+        _ => None,
+    }
+}
+
+/// Waits until a directory has its files, so that they are there when the server is said to serve.
+fn await_files(first: &Receiver<Result<(), String>>) -> Result<(), ConfigError> {
+    let late = |_| Err("its files were not mounted in time".to_owned());
+    let outcome = first.recv_timeout(FILES).unwrap_or_else(late);
+    outcome.map_err(|why| ConfigError::new("fuse", why))
 }
 
 /// The memory of all shards in the file that the options give, or a note why it is anonymous.

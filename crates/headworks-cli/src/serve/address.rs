@@ -112,11 +112,11 @@ pub(super) fn named_addresses(options: &ListenArgs) -> Vec<Address> {
 pub(super) fn socket_addresses(listen: &[Address]) -> (Option<PathBuf>, Option<IpAddr>) {
     let unix = listen.iter().find_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) => None,
+        Address::Tcp(_) | Address::Directory(_) => None,
         Address::InheritedSocket(given) => unix_path(given),
     });
     let tcp = listen.iter().find_map(|address| match address {
-        Address::Unix { .. } => None,
+        Address::Unix { .. } | Address::Directory(_) => None,
         Address::Tcp(address) => Some(address.ip()),
         Address::InheritedSocket(given) => match given.place() {
             Ok(InheritedAddress::Tcp(address)) => Some(address.ip()),
@@ -130,7 +130,7 @@ pub(super) fn socket_addresses(listen: &[Address]) -> (Option<PathBuf>, Option<I
 pub(super) fn further(listen: &[Address], ports: &[Option<u16>]) -> Vec<String> {
     let path = |address: &Address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) => None,
+        Address::Tcp(_) | Address::Directory(_) => None,
         Address::InheritedSocket(given) => unix_path(given),
     };
     let paths = listen.iter().filter_map(path).map(|path| format!("unix: {}", path.display()));

@@ -23,9 +23,9 @@ use headworks_server::config::{
 };
 use headworks_server::parse_switch;
 
-use super::ServeArgs;
 use super::source::{LoadedFile, load};
 use super::table::OptionTable;
+use super::{ListenArgs, ServeArgs};
 
 /// Error while the options are collected.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ pub fn resolve(
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
     let tenants = tenants(&options.tenant)?;
-    let listeners = listeners(&options.listening.listen, &options.listening.vhost_user)?;
+    let listeners = listeners(&options.listening)?;
     let config =
         file.merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() }).merged(
             ConfigFile { server, queue, vm, tenants, listeners, exports, ..ConfigFile::default() },
@@ -170,12 +170,13 @@ fn tenants(texts: &[String]) -> Result<Vec<TenantSection>, OptionError> {
 }
 
 /// Parses the listeners of the command line.
-fn listeners(texts: &[String], disks: &[String]) -> Result<Vec<ListenSection>, OptionError> {
+fn listeners(options: &ListenArgs) -> Result<Vec<ListenSection>, OptionError> {
     let mut listeners: Vec<ListenSection> = Vec::new();
     let origin = Origin::CommandLine;
-    let own = texts.iter().map(|text| ListenSection::from_words(text, &origin));
-    let disks = disks.iter().map(|text| ListenSection::of_disk(text, &origin));
-    for listener in own.chain(disks) {
+    let own = options.listen.iter().map(|text| ListenSection::from_words(text, &origin));
+    let disks = options.vhost_user.iter().map(|text| ListenSection::of_disk(text, &origin));
+    let files = options.fuse.iter().map(|path| ListenSection::of_directory(path, &origin));
+    for listener in own.chain(disks).chain(files) {
         let listener = listener.map_err(usage)?;
         if listeners.iter().any(|other| other.name == listener.name) {
             return Err(usage(format!("listen: two listeners are named `{}`", listener.name)));

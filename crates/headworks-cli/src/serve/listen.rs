@@ -7,7 +7,7 @@ use headworks_nbd::tls::TlsMode;
 use headworks_server::config::{ConfigFile, ListenDefaults, Problems};
 use headworks_server::{
     AccessSpec, Address, ExportSpec, ListenerKind, ListenerSpec, Server, ServerOptions, TenantName,
-    access_warnings,
+    access_warnings, file_of,
 };
 
 use super::ListenArgs;
@@ -71,7 +71,7 @@ pub(super) fn exposed(options: &ServerOptions) -> Vec<String> {
 pub(super) fn path_of(spec: &ListenerSpec) -> Option<PathBuf> {
     match &spec.address {
         Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) | Address::InheritedSocket(_) => None,
+        Address::Tcp(_) | Address::InheritedSocket(_) | Address::Directory(_) => None,
     }
 }
 
@@ -122,9 +122,13 @@ impl Place {
                 address.set_port(port.unwrap_or(address.port()));
                 Some(address)
             }
-            Address::Unix { .. } | Address::InheritedSocket(_) => None,
+            Address::Unix { .. } | Address::InheritedSocket(_) | Address::Directory(_) => None,
         };
-        Self { path: path_of(spec), tcp }
+        let directory = match &spec.address {
+            Address::Directory(path) => Some(path.clone()),
+            _ => None,
+        };
+        Self { path: path_of(spec).or(directory), tcp }
     }
 
     fn shown(&self) -> String {
@@ -136,6 +140,9 @@ impl Place {
     }
 
     fn uri(&self, export: &str, spec: &ListenerSpec) -> String {
+        if let Address::Directory(path) = &spec.address {
+            return file_of(path, export).display().to_string();
+        }
         if spec.kind == ListenerKind::VhostUser {
             // Which export it is, is the socket's alone.
             let of_nbd = uri("", self.path.as_deref(), std::net::Ipv4Addr::LOCALHOST.into(), None);
@@ -162,7 +169,8 @@ impl AnnouncedListener {
         };
         text.push(format!("listener: {name}{at}: offers {offers}"));
         for (_, uri) in exports {
-            text.push(format!("uri: {uri}"));
+            let what = if uri.starts_with('/') { "file" } else { "uri" };
+            text.push(format!("{what}: {uri}"));
         }
     }
 }
@@ -192,6 +200,12 @@ mod tests {
         assert_eq!(place.uri("db", &unix), "nbd+unix:///db?socket=/run/a%20b");
         let disk = ListenerSpec { kind: ListenerKind::VhostUser, ..unix };
         assert_eq!(place.uri("db", &disk), "vhost-user+unix:///?socket=/run/a%20b");
+        let files = spec(Address::Directory("/mnt/exports".into()));
+        let place = Place::of(&files, None);
+        assert_eq!(
+            (place.uri("a/b", &files), place.shown()),
+            ("/mnt/exports/a%2Fb".into(), "/mnt/exports".into())
+        );
         let tcp = spec(Address::Tcp("127.0.0.1:0".parse().unwrap()));
         let place = Place::of(&tcp, Some(4711));
         assert_eq!(place.uri("db", &tcp), "nbd://127.0.0.1:4711/db");

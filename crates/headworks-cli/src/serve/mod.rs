@@ -5,7 +5,7 @@
 //! third one, a second one 2 s later, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
 //! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment), `plan` their
-//! meaning, `peer_words` what others' users write instead, `images` what is opened, `memory` the limits, `check` the dry run, `address` and `listen` listeners, `announce` the start message and
+//! meaning, `peer_words` what others' users write instead, `images` what is opened, `memory` the limits, `mounts` the helper process that mounts files of FUSE, `check` the dry run, `address` and `listen` listeners, `announce` the start message and
 //! `announced_export` its exports, `running` what a server has while it runs,
 //! `child` the command of `--run`, `reload` SIGHUP and `ctl reload`, `stop` the shutdown, `stop_signals` what begins it and cuts it short, `tls`
 //! certificates, `systemd` the service manager, `user` dropping privileges, `sandbox` the seccomp filter, `upgrade` the
@@ -21,6 +21,7 @@ mod images;
 mod layers;
 mod listen;
 mod memory;
+mod mounts;
 mod options;
 mod peer_words;
 mod pid_file;
@@ -39,11 +40,12 @@ mod user;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, Problems};
-use headworks_server::{Address, ExportSpec, LogLevel, Server, ServerOptions, Takeover};
+use headworks_server::{Address, ExportSpec, LogLevel, Mounts, Server, ServerOptions, Takeover};
 
 use crate::durability;
 use crate::log;
@@ -57,6 +59,7 @@ use cache_file::{CacheStore, StoredMemory};
 pub use child::child_code;
 use child::spawn;
 use layers::blame;
+use mounts::MountHelper;
 use options::Sandbox;
 use pid_file::PidFile;
 use reload::Reload;
@@ -66,6 +69,8 @@ use systemd::{InheritedSockets, ServiceManager, unix_path};
 use upgrade::{Predecessor, ProcessState, Upgrades};
 use user::User;
 pub use user::owner_by_numbers;
+
+pub use mounts::{COMMAND as MOUNTS_COMMAND, run as run_mounts};
 
 pub use layers::{EffectiveOptions, OptionError, switches};
 pub use options::{ListenArgs, ServeArgs};
@@ -126,6 +131,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
     let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
+    let mounts = MountHelper::start(&server_options).map_err(OptionError::Io)?.map(Arc::new);
+    let mounts_of_server = || mounts.clone().map(|helper| helper as Arc<dyn Mounts>);
     let is_after_stop = predecessor.is_none() && takeover.is_some();
     let spare = is_after_stop.then(|| state.passed_again()).transpose();
     let spare =
@@ -134,6 +141,7 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     server_options.process.reload = Some(reload_hook.clone());
     server_options.process.takeover = takeover;
     server_options.process.loaded = loaded;
+    server_options.process.mounts = mounts_of_server();
     let sockets = std::mem::take(&mut state.sockets);
     let environment = Environment { sockets, log_level: log_level.clone(), user, state };
     let running = match (start(&effective, (specs, server_options), environment, &signals), spare) {
@@ -143,6 +151,7 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
             let (specs, mut server_options) = plan(&effective).map_err(OptionError::Invalid)?;
             server_options.process.upgrade = Some(hook);
             server_options.process.reload = Some(reload_hook);
+            server_options.process.mounts = mounts_of_server();
             let (user, state) = (self::user(&effective.options)?, ProcessState::default());
             let environment = Environment { sockets, log_level, user, state };
             start(&effective, (specs, server_options), environment, &signals)?
@@ -151,7 +160,11 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     };
     let mut reload = Reload::new(sources, &effective, reload_requests);
     let mut upkeep = Upkeep { reload: &mut reload, upgrades: &mut upgrades };
-    Ok(serve(&effective.options, running, &signals, &mut upkeep, predecessor.take()))
+    let code = serve(&effective.options, running, &signals, &mut upkeep, predecessor.take());
+    if let Some(mounts) = mounts {
+        mounts.finish();
+    }
+    Ok(code)
 }
 
 /// The state that a stop has left for this start, if it has.
@@ -361,7 +374,7 @@ fn take_pid_file(own: Option<&mut PidFile>, of_predecessor: Option<&Path>) {
 fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec<PathBuf> {
     let unix = options.listen.iter().filter_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) | Address::InheritedSocket(_) => None,
+        Address::Tcp(_) | Address::InheritedSocket(_) | Address::Directory(_) => None,
     });
     // A socket with an owner of its own stays that owner's.
     let sections = options.access.listeners.iter().filter(|spec| spec.owner.is_none());

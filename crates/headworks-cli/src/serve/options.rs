@@ -172,13 +172,16 @@ pub struct ListenArgs {
     #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub(super) ip_addr: IpAddr,
     /// A further socket with exports of its own: unix=PATH or address=IP:PORT, then mode, owner, tenant, exports=a-*+b, name, tls,
-    /// tls-certificates, tls-verify-peer, kind (nbd or vhost-user)
+    /// tls-certificates, tls-verify-peer, kind (nbd, vhost-user or fuse)
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(super) listen: Vec<String>,
     /// A unix socket by which virtual machines have an export as their disk (vhost-user-blk); short for
     /// --listen kind=vhost-user,unix=PATH,exports=EXPORT
     #[arg(long, value_name = "EXPORT=PATH")]
     pub(super) vhost_user: Vec<String>,
+    /// An existing directory in which programs have each export as a file; short for --listen kind=fuse,path=DIR
+    #[arg(long, value_name = "DIR")]
+    pub(super) fuse: Vec<String>,
     /// Control socket for `headworks ctl`; mode 600
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,

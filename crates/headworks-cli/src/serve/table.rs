@@ -14,11 +14,11 @@ use super::source::{PREFIX, variable};
 use crate::tunables::QueueArgs;
 
 /// Options of the command line only.
-const NOT_IN_FILES: [&str; 7] =
-    ["config", "dump_config", "help", "listen", "tenant", "version", "vhost_user"];
+const NOT_IN_FILES: [&str; 8] =
+    ["config", "dump_config", "fuse", "help", "listen", "tenant", "version", "vhost_user"];
 /// Options that run another action instead of serving.
-const NOT_IN_ENVIRONMENT: [&str; 6] =
-    ["dump_config", "help", "listen", "tenant", "version", "vhost_user"];
+const NOT_IN_ENVIRONMENT: [&str; 7] =
+    ["dump_config", "fuse", "help", "listen", "tenant", "version", "vhost_user"];
 
 /// Options of `serve`, as clap describes them.
 pub struct OptionTable {

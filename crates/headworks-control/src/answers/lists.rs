@@ -11,7 +11,7 @@ records! {
     Connection {
         /// number of the connection, as paths have it
         id: u32,
-        /// what it speaks: nbd, or vhost-user of a virtual machine's disk, whatever its queues
+        /// what it speaks: nbd, vhost-user of a virtual machine's disk, whatever its queues, or fuse of a file, whatever programs have it open
         kind: String,
         /// address or process of the client
         peer: String,
@@ -35,7 +35,7 @@ records! {
     Listener {
         /// name of the listener
         name: String,
-        /// what its clients speak: nbd or vhost-user
+        /// what its clients speak: nbd, vhost-user or fuse
         kind: String,
         /// path or address
         address: String,

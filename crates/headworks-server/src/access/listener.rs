@@ -14,11 +14,13 @@ pub enum ListenerKind {
     Nbd,
     /// vhost-user: virtual machines, whose front end has one export as its disk.
     VhostUser,
+    /// FUSE: programs, which have each export as a file of a directory.
+    Fuse,
 }
 
 impl ListenerKind {
-    /// Both, in the order of [`ListenerKind::word`]s in messages.
-    pub const ALL: [Self; 2] = [Self::Nbd, Self::VhostUser];
+    /// All, in the order of [`ListenerKind::word`]s in messages.
+    pub const ALL: [Self; 3] = [Self::Nbd, Self::VhostUser, Self::Fuse];
 
     /// The word of a configuration.
     #[must_use]
@@ -26,6 +28,7 @@ impl ListenerKind {
         match self {
             Self::Nbd => "nbd",
             Self::VhostUser => "vhost-user",
+            Self::Fuse => "fuse",
         }
     }
 
@@ -76,10 +79,11 @@ impl ListenerSpec {
         self.exports.first().filter(|_| self.kind == ListenerKind::VhostUser).map(String::as_str)
     }
 
-    /// Whether it can become `other` while it listens: both speak the same, and of vhost-user for the same export.
+    /// Whether it can become `other` while it listens: both speak the same, vhost-user for the same export and FUSE for the same ones.
     #[must_use]
     pub fn can_become(&self, other: &Self) -> bool {
-        self.kind == other.kind && self.disk() == other.disk()
+        let is_same = self.kind != ListenerKind::Fuse || self.exports == other.exports;
+        self.kind == other.kind && self.disk() == other.disk() && is_same
     }
 
     /// Whether its clients must present a certificate.

@@ -14,6 +14,10 @@
 //! kind = "vhost-user"               # a disk of a virtual machine: one export, a unix socket
 //! unix = "/run/headworks/vm1.sock"
 //! exports = ["vm1"]
+//!
+//! [[listen]]
+//! kind = "fuse"                     # files for programs: a directory in which each export is one
+//! path = "/mnt/exports"
 //! ```
 //!
 //! Without a value of its own a listener has that of the server.
@@ -43,8 +47,9 @@ const NAME_MAX: usize = 128;
 const SEPARATOR: char = '+';
 
 /// Keys with one value each.
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 11] = [
     "kind",
+    "path",
     "unix",
     "address",
     "mode",
@@ -55,6 +60,10 @@ const KEYS: [&str; 10] = [
     "tls-verify-peer",
     "enabled",
 ];
+
+/// Keys that a directory of files does not have.
+const NOT_OF_FILES: [&str; 8] =
+    ["unix", "address", "mode", "owner", "tenant", "tls", "tls-certificates", "tls-verify-peer"];
 
 /// Values of listeners that say nothing of them.
 pub struct ListenDefaults<'a> {
@@ -141,6 +150,21 @@ impl ListenSection {
         Ok(Self { name, settings, exports, origin: origin.clone() })
     }
 
+    /// Makes the section of a directory of files for the `DIR` of a command line.
+    ///
+    /// # Errors
+    /// The text is invalid.
+    pub fn of_directory(path: &str, origin: &Origin) -> Result<Self, ConfigError> {
+        check_name(path).map_err(|what| ConfigError::new("fuse", what))?;
+        let set = |name: &str, word: &str| Setting {
+            name: name.to_owned(),
+            value: Value::Word(word.to_owned()),
+            origin: origin.clone(),
+        };
+        let settings = vec![set("kind", ListenerKind::Fuse.word()), set("path", path)];
+        Ok(Self { name: path.to_owned(), settings, exports: Vec::new(), origin: origin.clone() })
+    }
+
     /// What [`ListenSection::from_words`] reads, but for the name.
     #[must_use]
     pub fn words(&self) -> String {
@@ -158,9 +182,10 @@ impl ListenSection {
         Self { name, settings: disabled(origin), exports, origin: origin.clone() }
     }
 
-    /// Makes a relative path of its socket start at `folder`.
+    /// Makes a relative path of its socket or directory start at `folder`.
     pub(crate) fn set_folder(&mut self, folder: &std::path::Path) {
-        for setting in self.settings.iter_mut().filter(|setting| setting.name == "unix") {
+        let is_path = |name: &str| ["unix", "path"].contains(&name);
+        for setting in self.settings.iter_mut().filter(|setting| is_path(&setting.name)) {
             let path = folder.join(setting.word());
             setting.value = Value::Word(path.to_string_lossy().into_owned());
         }
@@ -190,7 +215,7 @@ impl ListenSection {
             return;
         }
         // One place to listen replaces the other.
-        let is_place = |setting: &Setting| ["unix", "address"].contains(&&*setting.name);
+        let is_place = |setting: &Setting| ["unix", "address", "path"].contains(&&*setting.name);
         merge_settings(&mut self.settings, later.settings, |old, new| {
             old.name == new.name || is_place(old) && is_place(new)
         });
@@ -236,17 +261,24 @@ impl ListenSection {
             (defaults.owner)(setting.word()).map_err(|error| self.wrong(setting, &error))
         });
         let kind = self.kind()?;
-        if kind == ListenerKind::VhostUser {
-            self.check_disk()?;
+        match kind {
+            ListenerKind::Nbd => self.refuse(&["path"], "it is for kind = fuse")?,
+            ListenerKind::VhostUser => self.check_disk()?,
+            ListenerKind::Fuse => {
+                self.refuse(&NOT_OF_FILES, "it is not for kind = fuse, which has a path")?
+            }
         }
         let tls = match kind {
             ListenerKind::Nbd => self.tls(defaults)?,
-            ListenerKind::VhostUser => TlsOptions::default(),
+            ListenerKind::VhostUser | ListenerKind::Fuse => TlsOptions::default(),
         };
         Ok(ListenerSpec {
             name: self.name.clone(),
             kind,
-            address: self.address(defaults)?,
+            address: match kind {
+                ListenerKind::Fuse => self.directory()?,
+                _ => self.address(defaults)?,
+            },
             owner: owner.transpose()?,
             exports: self.exports.clone(),
             tenant: tenant.transpose()?,
@@ -257,17 +289,15 @@ impl ListenSection {
     fn kind(&self) -> Result<ListenerKind, Problem> {
         let Some(setting) = self.get("kind") else { return Ok(ListenerKind::Nbd) };
         let word = setting.word();
-        let what = || self.wrong(setting, &format!("`{word}` is not nbd or vhost-user"));
+        let what = || self.wrong(setting, &format!("`{word}` is not nbd, vhost-user or fuse"));
         ListenerKind::parse(word).ok_or_else(what)
     }
 
     /// Refuses what a disk of a virtual machine cannot have: it is one export, and its front end passes descriptors by its socket.
     fn check_disk(&self) -> Result<(), Problem> {
-        let no_use = ["address", "tenant", "tls", "tls-certificates", "tls-verify-peer"];
-        if let Some(setting) = no_use.into_iter().find_map(|key| self.get(key)) {
-            let what = "it is not for kind = vhost-user, which has a unix socket and one export";
-            return Err(self.wrong(setting, what));
-        }
+        let no_use = ["path", "address", "tenant", "tls", "tls-certificates", "tls-verify-peer"];
+        let what = "it is not for kind = vhost-user, which has a unix socket and one export";
+        self.refuse(&no_use, what)?;
         match &self.exports[..] {
             [name] if !name.contains(['*', '?']) => Ok(()),
             _ => {
@@ -278,6 +308,23 @@ impl ListenSection {
                 Err(Problem::new(&self.origin, what))
             }
         }
+    }
+
+    /// Refuses keys that its kind does not have.
+    fn refuse(&self, keys: &[&str], what: &str) -> Result<(), Problem> {
+        let found = keys.iter().find_map(|key| self.get(key));
+        found.map_or(Ok(()), |setting| Err(self.wrong(setting, what)))
+    }
+
+    /// The directory of a FUSE listener.
+    fn directory(&self) -> Result<Address, Problem> {
+        let word = self.get("path").map_or("", Setting::word);
+        if word.is_empty() {
+            let what = format!("listener {}: kind = fuse needs path, a directory", self.name);
+            return Err(Problem::new(&self.origin, what));
+        }
+        let path = std::path::absolute(word).unwrap_or_else(|_| PathBuf::from(word));
+        Ok(Address::Directory(path))
     }
 
     fn address(&self, defaults: &ListenDefaults<'_>) -> Result<Address, Problem> {
@@ -359,7 +406,10 @@ fn all_keys() -> Vec<&'static str> {
 
 fn default_name(settings: &[Setting]) -> Option<String> {
     let place = |name: &str| settings.iter().find(|setting| setting.name == name);
-    place("unix").or_else(|| place("address")).map(|setting| setting.word().to_owned())
+    place("unix")
+        .or_else(|| place("address"))
+        .or_else(|| place("path"))
+        .map(|setting| setting.word().to_owned())
 }
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -486,7 +536,30 @@ mod tests {
             let error = words(&format!("kind=vhost-user,unix=/run/a.sock{more}")).unwrap_err();
             assert!(error.contains(said), "{error}");
         }
-        assert!(words("kind=fuse,unix=/a").unwrap_err().contains("is not nbd or vhost-user"));
+        assert!(words("kind=ublk,unix=/a").unwrap_err().contains("is not nbd, vhost-user or fuse"));
+    }
+
+    #[test]
+    fn directory_of_files_has_a_path_and_exports_alone() {
+        let one = words("kind=fuse,path=/mnt/exports,exports=a-*+b").unwrap();
+        assert_eq!((one.kind, one.disk()), (ListenerKind::Fuse, None));
+        assert_eq!(one.address, Address::Directory("/mnt/exports".into()));
+        assert_eq!((one.name.as_str(), one.exports.len()), ("/mnt/exports", 2));
+        let short = ListenSection::of_directory("/mnt/exports", &Origin::CommandLine).unwrap();
+        assert!(short.plan(&defaults()).unwrap().offers_all());
+        let all = planned("[[listen]]\nkind = 'fuse'\npath = '/mnt/exports'\n").unwrap();
+        assert_eq!(all[0].address, one.address);
+        for (text, what) in [
+            ("kind=fuse,unix=/a", "unix: it is not for kind = fuse"),
+            ("kind=fuse,path=/a,tenant=acme", "tenant: it is not for kind = fuse"),
+            ("kind=fuse,name=x", "kind = fuse needs path"),
+            ("kind=fuse,name=x,path=", "kind = fuse needs path"),
+            ("unix=/a,path=/b", "path: it is for kind = fuse"),
+            ("kind=vhost-user,unix=/a,exports=b,path=/c", "path: it is not for kind = vhost-user"),
+        ] {
+            let error = words(text).unwrap_err();
+            assert!(error.contains(what), "{text}: {error}");
+        }
         for text in ["a", "=b", "a="] {
             let error = ListenSection::of_disk(text, &Origin::CommandLine).unwrap_err();
             assert!(error.to_string().contains("is not EXPORT=PATH"), "{error}");

@@ -120,6 +120,7 @@ impl ControlService {
         let exports = served.chain(absent).filter(in_file).cloned().collect();
         let changes = service.changes.with_missing(options.missing);
         let changes = changes.with_client_limits(options.connection_limits());
+        let changes = changes.with_mounts(options.process.mounts.clone());
         let changes = changes.with_tenants(options.tenants.clone());
         let changes = changes.with_configuration(options.process.config.clone(), tunables, exports);
         let inherited = options.process.takeover.as_ref().map_or("", Takeover::changes);

@@ -136,25 +136,36 @@ pub struct Tree {
 
 /// The current tree. Readers keep the version that they took; a change publishes a new one.
 #[derive(Default)]
-pub struct TreeCell(Mutex<Arc<Tree>>);
+pub struct TreeCell {
+    current: Mutex<Arc<Tree>>,
+    /// Told of each change, until they return false.
+    watchers: Mutex<Vec<Box<dyn Fn() -> bool + Send + Sync>>>,
+}
 
 impl TreeCell {
     /// A cell with its first version.
     pub fn new(tree: Tree) -> Self {
-        Self(Mutex::new(Arc::new(tree)))
+        Self { current: Mutex::new(Arc::new(tree)), watchers: Mutex::default() }
     }
 
     /// The version that is current now.
     pub fn current(&self) -> Arc<Tree> {
-        Arc::clone(&lock(&self.0))
+        Arc::clone(&lock(&self.current))
+    }
+
+    /// Calls back after each change, until that returns false.
+    pub fn watch(&self, told: Box<dyn Fn() -> bool + Send + Sync>) {
+        lock(&self.watchers).push(told);
     }
 
     /// Publishes a changed copy of the current version.
     pub fn change(&self, change: impl FnOnce(&mut Tree)) {
-        let mut current = lock(&self.0);
+        let mut current = lock(&self.current);
         let mut tree = Tree::clone(&current);
         change(&mut tree);
         *current = Arc::new(tree);
+        drop(current);
+        lock(&self.watchers).retain(|told| told());
     }
 
     /// Turns an error about `tree` into `None` when that version is no longer current: a device or export leaves the tree

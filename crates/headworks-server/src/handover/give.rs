@@ -29,6 +29,9 @@ impl Server {
     /// # Errors
     /// A sentence why this server cannot be handed over.
     pub fn standing(&self) -> Result<Handover, String> {
+        if self.has_directories() {
+            return Err("files of FUSE cannot be handed over; restart the server".to_owned());
+        }
         let (volumes, locks) = changes::hand_over::volumes_to_hand_over(self.service().changes())?;
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
@@ -201,7 +204,7 @@ impl Server {
                 let stay: usize = paused.iter().map(|shard| shard.stay).sum();
                 if stay > 0 {
                     tracing::info!(
-                        "{stay} clients cannot move (encrypted ones, handshakes, virtual machines): their connections end with this process"
+                        "{stay} clients cannot move (encrypted ones, handshakes, virtual machines, files of FUSE): their connections end with this process"
                     );
                 }
                 self.set_paused(Some(PausedServer { ends }));

@@ -1,4 +1,6 @@
-//! Listening sockets for clients: unix and TCP.
+//! Listening sockets for clients: unix and TCP; and directories, whose files FUSE serves.
+//!
+//! A directory accepts nobody: its descriptor is ready once, when clients are accepted, and then its thread begins.
 //!
 //! The file of a unix socket is replaced when no server listens behind it, refused when one does, created with the
 //! user's mode, and removed at the end if it is still the same file. Files of inherited sockets are left alone.
@@ -19,7 +21,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, SyncSender};
 
 use headworks_core::ConfigError;
 
@@ -51,6 +53,8 @@ pub enum Address {
     Tcp(SocketAddr),
     /// An inherited listening socket.
     InheritedSocket(InheritedSocket),
+    /// A directory in which exports are files.
+    Directory(PathBuf),
 }
 
 impl Address {
@@ -59,7 +63,7 @@ impl Address {
     pub fn key(&self) -> Option<String> {
         match self {
             // Two paths that are not UTF-8 are not to have one text.
-            Self::Unix { path, .. } => Some(path.to_str().map_or_else(
+            Self::Unix { path, .. } | Self::Directory(path) => Some(path.to_str().map_or_else(
                 || path.as_os_str().as_bytes().escape_ascii().to_string(),
                 str::to_owned,
             )),
@@ -71,7 +75,7 @@ impl Address {
     /// Whether clients connect by TCP.
     pub(crate) fn is_tcp(&self) -> bool {
         match self {
-            Self::Unix { .. } => false,
+            Self::Unix { .. } | Self::Directory(_) => false,
             Self::Tcp(_) => true,
             Self::InheritedSocket(given) => {
                 given.place().is_ok_and(|place| matches!(place, InheritedAddress::Tcp(_)))
@@ -86,8 +90,18 @@ impl Address {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         match self {
             Self::Unix { path, .. } => check_unix("unix", path),
+            Self::Directory(path) => check_directory(path),
             Self::Tcp(_) | Self::InheritedSocket(_) => Ok(()),
         }
+    }
+}
+
+fn check_directory(path: &Path) -> Result<(), ConfigError> {
+    let wrong = |what| ConfigError::new("path", format!("{what}: {}", path.display()));
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(wrong("not a directory".to_owned())),
+        Err(error) => Err(wrong(error.to_string())),
     }
 }
 
@@ -121,6 +135,7 @@ fn suits_socket(path: &Path) -> Result<(), String> {
 enum Socket {
     Unix { listener: UnixListener, file: Option<OwnFile> },
     Tcp(TcpListener),
+    Directory { begins: OwnedFd, path: PathBuf },
 }
 
 /// Owner and group of a socket's file; none keeps what the process gives it.
@@ -140,8 +155,24 @@ pub struct ClientListener {
     pub name: Arc<str>,
     /// TLS configuration; none without TLS.
     pub acceptor: Option<Arc<TlsAcceptor>>,
-    /// The way to the thread that serves front ends of virtual machines; none for a listener of NBD clients.
-    pub front_ends: Option<SyncSender<OwnedFd>>,
+    /// The way to the thread that serves clients of another kind; none for a listener of NBD clients.
+    pub thread: Option<DoorThread>,
+}
+
+/// The thread of a listener whose clients speak no NBD. It ends when this is dropped.
+pub enum DoorThread {
+    /// It serves front ends of virtual machines, whose sockets it is given.
+    FrontEnds(SyncSender<OwnedFd>),
+    /// It serves exports as files.
+    Directory(Directory),
+}
+
+/// A directory whose files are served, until this is dropped.
+pub struct Directory {
+    /// Serves the exports that are there now, as the listener begins to serve clients.
+    pub begin: Box<dyn Fn() + Send>,
+    /// What comes when the exports that were there at the beginning have been tried: why one has no file.
+    pub first: Option<Receiver<Result<(), String>>>,
 }
 
 /// The file of a unix socket created here.
@@ -167,6 +198,7 @@ impl Listener {
             }
             Address::Tcp(address) => bind_tcp(*address),
             Address::InheritedSocket(given) => Self::adopt("listen", given),
+            Address::Directory(path) => bind_directory(path),
         }
     }
 
@@ -193,7 +225,7 @@ impl Listener {
         bind_unix(path, mode, None).map_err(|message| ConfigError::new(option, message))
     }
 
-    /// What another process needs to listen in place of this one; `address` is the one that was asked for.
+    /// What another process needs to listen in place of this one; `address` is the one that was asked for. None for a directory.
     ///
     /// # Errors
     /// No file descriptor is left.
@@ -201,15 +233,16 @@ impl Listener {
         &self,
         role: ListenerRole,
         address: String,
-    ) -> io::Result<HandedListener> {
+    ) -> io::Result<Option<HandedListener>> {
         let (socket, file) = match &self.0 {
             Socket::Unix { listener, file } => {
                 (OwnedFd::from(listener.try_clone()?), file.as_ref())
             }
             Socket::Tcp(listener) => (OwnedFd::from(listener.try_clone()?), None),
+            Socket::Directory { .. } => return Ok(None),
         };
         let file = file.map(|file| (file.path.clone(), file.inode));
-        Ok(HandedListener { role, address, file, socket })
+        Ok(Some(HandedListener { role, address, file, socket }))
     }
 
     /// Listens in place of another process. The socket's file is removed at the end if that process has `left` by then.
@@ -259,6 +292,7 @@ impl Listener {
                 Some(address.as_pathname()?.to_string_lossy().into_owned())
             }
             Socket::Tcp(listener) => listener.local_addr().ok().map(|address| address.to_string()),
+            Socket::Directory { path, .. } => Some(path.to_string_lossy().into_owned()),
         }
     }
 
@@ -268,6 +302,7 @@ impl Listener {
         match &self.0 {
             Socket::Unix { listener, .. } => listener.as_raw_fd(),
             Socket::Tcp(listener) => listener.as_raw_fd(),
+            Socket::Directory { begins, .. } => begins.as_raw_fd(),
         }
     }
 
@@ -275,7 +310,7 @@ impl Listener {
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         match &self.0 {
-            Socket::Unix { .. } => None,
+            Socket::Unix { .. } | Socket::Directory { .. } => None,
             Socket::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
         }
     }
@@ -286,6 +321,7 @@ impl Listener {
     /// No file descriptor is left, or a similar failure.
     pub fn accept(&self) -> io::Result<Option<(OwnedFd, String)>> {
         let accepted = match &self.0 {
+            Socket::Directory { .. } => return Ok(None),
             Socket::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
                 stream.set_nonblocking(true)?;
                 Ok((OwnedFd::from(stream), "unix".to_owned()))
@@ -316,6 +352,18 @@ impl Drop for Listener {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+fn bind_directory(path: &Path) -> Result<Listener, ConfigError> {
+    check_directory(path)?;
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(ConfigError::new("listen", io::Error::last_os_error().to_string()));
+    }
+    // SAFETY: the descriptor is new and belongs to nothing else.
+    let begins = unsafe { OwnedFd::from_raw_fd(fd) };
+    Ok(Listener(Socket::Directory { begins, path: path.to_owned() }))
 }
 
 fn bind_unix(path: &Path, mode: u32, owner: Option<FileOwner>) -> Result<Listener, String> {

@@ -198,6 +198,8 @@ pub struct ExportReport {
     pub export: ExportId,
     /// Number of its clients on this shard.
     pub clients: usize,
+    /// How many of them are files that no program has open.
+    pub unused: usize,
     /// Its size in bytes, on its home shard.
     pub size: Option<u64>,
     /// That of its volume, on its home shard.
@@ -220,6 +222,7 @@ impl ExportReport {
     /// Adds the report of another shard.
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
+        self.unused += other.unused;
         self.size = self.size.or(other.size);
         self.volume_size = self.volume_size.or(other.volume_size);
         self.dirty += other.dirty;
@@ -241,6 +244,7 @@ mod tests {
             ExportReport { export: ExportId(3), clients: 2, dirty: 10, ..Default::default() };
         let home = ExportReport {
             clients: 1,
+            unused: 1,
             size: Some(4096),
             volume_size: Some(8192),
             dirty: 5,

@@ -1,14 +1,14 @@
 //! Messages between threads of the server, outside the data path.
 //!
 //! The control socket and the shards' threads know only these types of each other. `query` has the questions that a shard answers
-//! and the reports it answers with, `in_flight` those of requests that are not answered yet, `command` the changes of devices, volumes and exports, `rings` those of the devices of virtual machines, `hand_over` the orders of a
+//! and the reports it answers with, `in_flight` those of requests that are not answered yet, `command` the changes of devices, volumes and exports, `doors` those of the devices of virtual machines and of files of FUSE, `hand_over` the orders of a
 //! hand-over.
 
 pub mod command;
+pub mod doors;
 pub mod hand_over;
 pub mod in_flight;
 pub mod query;
-pub mod rings;
 
 use std::sync::mpsc::Sender;
 
@@ -19,7 +19,6 @@ use crate::nbd::connection::Connection;
 use command::{CommandResult, ShardCommand};
 use hand_over::{AdoptOrder, PauseOrder};
 use query::ControlQuery;
-use rings::RingsMessage;
 
 /// A message to a shard's thread outside the data path.
 pub enum ControlMessage {
@@ -47,8 +46,8 @@ pub enum ControlMessage {
         /// New size in bytes.
         size: u64,
     },
-    /// What the thread of a vhost-user front end asks.
-    Rings(Box<RingsMessage>),
+    /// What the thread of a vhost-user front end or of a FUSE directory asks.
+    Door(Box<doors::DoorMessage>),
     /// A barrier: the shard drops the sender in its next turn.
     Barrier(Sender<std::convert::Infallible>),
     /// Stops the shard: complete what is in flight, flush, end.

@@ -12,9 +12,10 @@ use headworks_core::{
 };
 use headworks_images::PowercutDevice;
 
-use super::door::rings;
+use super::door::attached;
 use super::{Reactor, ReactorParts};
 use crate::assemble::export_info::ServedExport;
+use crate::client::ShardClient;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 
@@ -160,7 +161,7 @@ impl Reactor {
                     let grown = device.grow(volume, size);
                     grown.map_err(|_| ChangeError::Busy("the device cannot have this size"))?;
                 }
-                rings::resize(&mut self.door, &mut self.parts, volume, size);
+                attached::resize(&mut self.door, &mut self.parts, volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }
         }
@@ -175,13 +176,11 @@ impl Reactor {
     /// State of every export that this shard knows: clients and cache on its home shard, flushes on the owner of its
     /// device.
     pub(super) fn report_exports(&self) -> Vec<ExportReport> {
-        let mut clients = Vec::new();
-        for state in self.door.states() {
-            if let Some(ExportId(export)) = state.export {
-                clients.resize(clients.len().max(usize::from(export) + 1), 0);
-                clients[usize::from(export)] += 1;
-            }
-        }
+        let clients = counted(self.door.states().filter_map(|state| state.export));
+        let files = self.parts.io.clients().filter(|client| client.is_unused());
+        let unused = counted(files.map(ShardClient::export_of_requests));
+        let of =
+            |all: &[usize], export: ExportId| all.get(usize::from(export.0)).map_or(0, |it| *it);
         let (shard, id) = (self.parts.driver.shard(), self.parts.id);
         let report = |export: &ServedExport| {
             let volume = export.binding.volume;
@@ -191,7 +190,8 @@ impl Reactor {
             }
             ExportReport {
                 export: export.binding.export,
-                clients: clients.get(usize::from(export.binding.export.0)).copied().unwrap_or(0),
+                clients: of(&clients, export.binding.export),
+                unused: of(&unused, export.binding.export),
                 size: (export.shard == id).then_some(export.info.size),
                 volume_size: (export.shard == id).then_some(export.volume_size),
                 dirty: shard.dirty_bytes(volume).unwrap_or(0),
@@ -222,4 +222,14 @@ impl Reactor {
             }
         }
     }
+}
+
+/// How often each export is among these.
+fn counted(exports: impl Iterator<Item = ExportId>) -> Vec<usize> {
+    let mut counts = Vec::new();
+    for ExportId(export) in exports {
+        counts.resize(counts.len().max(usize::from(export) + 1), 0);
+        counts[usize::from(export)] += 1;
+    }
+    counts
 }

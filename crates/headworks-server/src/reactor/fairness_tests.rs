@@ -115,7 +115,7 @@ pub(super) fn cached_parts(
             listener: Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), None).unwrap(),
             name: "test".into(),
             acceptor,
-            front_ends: None,
+            thread: None,
         })],
         access: vec![Arc::new(AccessRules::open(1))],
         files: Vec::new(),

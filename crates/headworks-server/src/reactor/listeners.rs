@@ -10,7 +10,7 @@ use tracing::{error, warn};
 
 use super::ReactorParts;
 use super::door::Door;
-use crate::listen::ClientListener;
+use crate::listen::{ClientListener, DoorThread};
 use crate::messages::command::Released;
 use headworks::driver::{Engine, Interest};
 use headworks_nbd::tls::TlsAcceptor;
@@ -78,12 +78,21 @@ impl Listeners {
             // The end of the pause watches it again.
             return true;
         }
+        if let Some(ClientListener { thread: Some(DoorThread::Directory(it)), .. }) =
+            self.get(number as u16)
+        {
+            // Ready once: it is not watched again before a pause has ended, which changes nothing for it.
+            (it.begin)();
+            return true;
+        }
         for _ in 0..ACCEPTS_MAX {
             let Some(own) = self.get(number as u16) else { return true };
             match own.listener.accept() {
-                Ok(Some(client)) => match &own.front_ends {
+                Ok(Some(client)) => match &own.thread {
                     None => door.add_client(parts, now, client, (number as u16, Some(own))),
-                    Some(front_ends) => {
+                    // A directory accepts nobody.
+                    Some(DoorThread::Directory(_)) => {}
+                    Some(DoorThread::FrontEnds(front_ends)) => {
                         if front_ends.try_send(client.0).is_err() && door.log.admits() {
                             warn!(
                                 listener = &*own.name,

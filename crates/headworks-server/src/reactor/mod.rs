@@ -64,7 +64,7 @@ use tracing::{info, warn};
 
 use crate::latency::usage::UsageLog;
 use crate::messages::ControlMessage;
-use crate::messages::rings::RingsMessage;
+use crate::messages::doors::DoorMessage;
 use door::Door;
 use error_log::ErrorLog;
 use headworks::driver::{DiskQueue, Event, Wait};
@@ -356,9 +356,9 @@ impl Reactor {
                 ControlMessage::Query(question) => self.on_question(now, question),
                 ControlMessage::Command(order, answer) => self.on_command(now, *order, &answer),
                 ControlMessage::Resized { volume, size } => {
-                    door::rings::resize(&mut self.door, &mut self.parts, volume, size);
+                    door::attached::resize(&mut self.door, &mut self.parts, volume, size);
                 }
-                ControlMessage::Rings(order) => self.on_rings(now, *order),
+                ControlMessage::Door(order) => self.on_door(now, *order),
                 ControlMessage::Stop => self.stop(now),
                 ControlMessage::Barrier(sender) => drop(sender),
                 ControlMessage::Listen => self.listeners.listen(&mut *self.parts.engine),
@@ -370,22 +370,24 @@ impl Reactor {
         worked
     }
 
-    /// Carries out what the thread of a front end asks. A shard that stops or pauses drops the question, and with it the answer's channel.
-    fn on_rings(&mut self, now: Instant, order: RingsMessage) {
+    /// Carries out what the thread of a door asks. A shard that stops or pauses drops the question, and with it the answer's channel.
+    fn on_door(&mut self, now: Instant, order: DoorMessage) {
         let (door, parts) = (&mut self.door, &mut self.parts);
         match order {
-            RingsMessage::Describe { export, answer } => {
+            DoorMessage::Describe { export, answer } => {
                 let mut all = door.exports.all();
                 let found = all.find(|one| one.binding.export == export && one.shard == parts.id);
                 let _ = answer.send(found.cloned());
             }
-            RingsMessage::Attach { export, client, answer } => {
+            DoorMessage::Attach { export, client, answer } => {
                 if self.stop.is_running() && self.pause.is_none() {
-                    let _ = answer.send(door::rings::attach(door, parts, now, export, client));
+                    let _ = answer.send(door::attached::attach(door, parts, now, export, client));
                 }
             }
-            RingsMessage::Order { client, order } => door::rings::order(door, parts, client, order),
-            RingsMessage::Close { client } => door::rings::close(door, parts, client),
+            DoorMessage::Order { client, order } => {
+                door::attached::order(door, parts, client, order)
+            }
+            DoorMessage::Close { client } => door::attached::close(door, parts, client),
         }
     }
 
@@ -457,7 +459,7 @@ impl Reactor {
                 let name = self.door.exports.name_of(volume);
                 warn!("{name}: its image changed its size to {size} bytes while it is served");
                 self.parts.shared.keeper().resize(volume, size);
-                door::rings::resize(&mut self.door, &mut self.parts, volume, size);
+                door::attached::resize(&mut self.door, &mut self.parts, volume, size);
                 self.announce_size(volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }

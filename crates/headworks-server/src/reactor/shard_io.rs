@@ -228,6 +228,11 @@ impl ShardIo {
         Some((client, &mut self.pool))
     }
 
+    /// The clients of all slots.
+    pub fn clients(&self) -> impl Iterator<Item = &ShardClient> {
+        self.places.iter().filter_map(|place| place.client.as_ref())
+    }
+
     /// Whether completions of own flushes, answers to changes or notices wait to be passed on.
     pub fn has_news(&self) -> bool {
         !self.sets.is_empty()

@@ -25,8 +25,9 @@ use tracing::{debug, info, warn};
 use super::RingClient;
 use super::line::{News, NewsReceiver, line};
 use crate::assemble::export_info::ServedExport;
+use crate::client::ShardClient;
 use crate::messages::ControlMessage;
-use crate::messages::rings::RingsMessage;
+use crate::messages::doors::DoorMessage;
 use crate::nbd::connection::ConnectionLimits;
 use crate::shared::ServerShared;
 use headworks_nbd::TransmissionFlags;
@@ -173,20 +174,21 @@ impl FrontEndServer {
         ended
     }
 
-    fn send(&self, to: ShardId, message: RingsMessage) {
-        self.context.shared.send(to, ControlMessage::Rings(Box::new(message)));
+    fn send(&self, to: ShardId, message: DoorMessage) {
+        self.context.shared.send(to, ControlMessage::Door(Box::new(message)));
     }
 
     fn describe(&self, export: FoundExport) -> Result<ServedExport, String> {
         let (answer, answers) = sync_channel(1);
-        self.send(export.home, RingsMessage::Describe { export: export.id, answer });
+        self.send(export.home, DoorMessage::Describe { export: export.id, answer });
         let found = answers.recv_timeout(ANSWER).map_err(|error| self.no_answer(error))?;
         found.ok_or_else(|| format!("export {} was removed", self.export))
     }
 
     fn attach(&self, export: FoundExport, client: Box<RingClient>) -> Result<u32, String> {
         let (answer, answers) = sync_channel(1);
-        self.send(export.home, RingsMessage::Attach { export: export.id, client, answer });
+        let client = ShardClient::Rings(client);
+        self.send(export.home, DoorMessage::Attach { export: export.id, client, answer });
         let answered = answers.recv_timeout(ANSWER).map_err(|error| self.no_answer(error))?;
         answered.map_err(|why| format!("export {}: {why}", self.export))
     }
@@ -256,7 +258,7 @@ impl FrontEnd<'_> {
 
     /// Gives the shard an order and waits for its answer; none if the device has ended.
     fn give(&mut self, order: Order) -> Result<Option<Answer>, String> {
-        self.send(RingsMessage::Order { client: self.client, order });
+        self.send(DoorMessage::Order { client: self.client, order });
         let deadline = Instant::now() + ORDER;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -272,8 +274,8 @@ impl FrontEnd<'_> {
         }
     }
 
-    fn send(&self, message: RingsMessage) {
-        self.shared.send(self.home, ControlMessage::Rings(Box::new(message)));
+    fn send(&self, message: DoorMessage) {
+        self.shared.send(self.home, ControlMessage::Door(Box::new(message)));
     }
 
     /// The disk has another size: the front end is told, if it has given a socket for that.
@@ -288,7 +290,7 @@ impl FrontEnd<'_> {
     /// Ends the device, and waits until it is out of the shard. Front ends that come meanwhile are turned away.
     fn close(self, sockets: &Receiver<OwnedFd>) {
         let Self { channel, listening, .. } = &self;
-        self.send(RingsMessage::Close { client: self.client });
+        self.send(DoorMessage::Close { client: self.client });
         let _ = channel;
         let mut is_told = false;
         loop {

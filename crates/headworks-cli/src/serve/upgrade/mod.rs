@@ -8,7 +8,7 @@
 //!                                `--any failure--> kill, then resume: this process serves on
 //! ```
 //!
-//! Modules: `spawner` the helper process that starts programs, `packet` packets with descriptors, `channel` the messages,
+//! Modules: `spawner` the helper process that starts programs (`helper`: what such processes do at their start), `packet` packets with descriptors, `channel` the messages,
 //! `process_state` what the program hands over beside the server's record, `successor` the side of the old process,
 //! `predecessor` that of the new one, `changes` what `ctl` had changed. `restart` and `left` do the same across a stop: what this process leaves
 //! with the service manager, and what the next one finds.
@@ -18,8 +18,9 @@
 
 mod changes;
 mod channel;
+pub(super) mod helper;
 pub(super) mod left;
-mod packet;
+pub(super) mod packet;
 mod predecessor;
 mod process_state;
 pub(super) mod restart;

@@ -9,15 +9,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
 /// Most descriptors of a packet; the kernel's limit (SCM_MAX_FD) is 253.
-pub(super) const DESCRIPTORS_MAX: usize = 200;
+pub(in crate::serve) const DESCRIPTORS_MAX: usize = 200;
 /// Most bytes of a packet.
-pub(super) const BYTES_MAX: usize = 8 << 10;
+pub(in crate::serve) const BYTES_MAX: usize = 8 << 10;
 /// Words of a control buffer: the header and [`DESCRIPTORS_MAX`] descriptors, aligned.
 const CONTROL_WORDS: usize = 8 + DESCRIPTORS_MAX / 2;
 
 /// Failure of a packet socket.
 #[derive(Debug)]
-pub(super) enum PacketError {
+pub(in crate::serve) enum PacketError {
     /// The peer has closed its end.
     Closed,
     /// The deadline has passed.
@@ -57,14 +57,14 @@ impl PacketError {
 
 /// A received packet.
 #[derive(Debug, Default)]
-pub(super) struct Packet {
+pub(in crate::serve) struct Packet {
     pub bytes: Vec<u8>,
     pub descriptors: Vec<OwnedFd>,
 }
 
 /// One end of a connected pair.
 #[derive(Debug)]
-pub(super) struct PacketSocket(OwnedFd);
+pub(in crate::serve) struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
     /// Creates a connected pair; both ends are closed at exec.

@@ -18,9 +18,10 @@ use super::LiveChanges;
 use crate::access::{AccessRules, AccessSpec, LISTENERS_MAX, ListenerKind, ListenerSpec};
 use crate::assemble::shown_name;
 use crate::control::tree::{ExportNode, lock};
+use crate::files::directory::{BY_START, DirectoryContext, OfferedExport};
 use crate::handover::ListenerRole;
 use crate::listen::{Address, Listener, dress_file};
-use crate::listener_set::{Acceptors, ListenerEntry, rules_for};
+use crate::listener_set::{Acceptors, DoorContexts, ListenerEntry, rules_for};
 use crate::messages::command::ShardCommand;
 use crate::rings::front_end::{FoundExport, FrontEndContext};
 use crate::spec::{BaseDevice, Wrapper};
@@ -117,7 +118,7 @@ pub(super) fn apply_access(live: &LiveChanges, wanted: &AccessSpec) -> AccessRep
     // After the rules that name them.
     for (entry, listener) in opened {
         let number = entry.number;
-        let listener = match entry.client_listener(listener, &front_ends(live)) {
+        let listener = match entry.client_listener(listener, &door_contexts(live)) {
             Ok(listener) => listener,
             Err(error) => {
                 report.failed.push(error.to_string());
@@ -197,6 +198,11 @@ fn open_listener(
     spec: &ListenerSpec,
     acceptors: &mut Acceptors,
 ) -> Result<(ListenerEntry, Listener), String> {
+    if let Address::Directory(path) = &spec.address
+        && !live.mounts.as_ref().is_some_and(|mounts| mounts.knows(path))
+    {
+        return Err(BY_START.to_owned());
+    }
     let acceptor = acceptors.get(&spec.tls).map_err(|error| error.to_string())?;
     let is_free = |number: &u16| !others.iter().any(|entry| entry.number == *number);
     let number = (0..LISTENERS_MAX as u16).find(is_free);
@@ -208,8 +214,32 @@ fn open_listener(
     Ok((entry, listener))
 }
 
+/// What the threads of listeners that speak no NBD have of the server.
+pub fn door_contexts(live: &LiveChanges) -> DoorContexts {
+    DoorContexts { front_ends: front_ends(live), directories: directories(live) }
+}
+
+fn directories(live: &LiveChanges) -> DirectoryContext {
+    let (tree, watched) = (Arc::clone(&live.tree), Arc::clone(&live.tree));
+    let exports = move || {
+        let offered = |node: &ExportNode| OfferedExport {
+            id: node.id,
+            home: node.home,
+            name: node.name.clone(),
+        };
+        tree.current().exports.iter().map(offered).collect()
+    };
+    DirectoryContext {
+        shared: Arc::clone(live.shards.shared()),
+        limits: live.client_limits,
+        mounts: live.mounts.clone(),
+        exports: Arc::new(exports),
+        watch: Arc::new(move |told| watched.watch(told)),
+    }
+}
+
 /// What the threads of vhost-user listeners have of the server.
-pub fn front_ends(live: &LiveChanges) -> FrontEndContext {
+fn front_ends(live: &LiveChanges) -> FrontEndContext {
     let (shards, tree) = (Arc::clone(&live.shards), Arc::clone(&live.tree));
     let exports = Arc::clone(&lock(&live.inventory).exports);
     let find = move |name: &str| {

@@ -56,6 +56,7 @@ use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
 use crate::control::inventory::{Inventory, PLACES};
+use crate::files::mounts::Mounts;
 use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
 use crate::messages::command::{Released, ShardCommand};
@@ -113,6 +114,8 @@ pub struct LiveChanges {
     client_limits: ConnectionLimits,
     /// The listeners of the last configuration, and those of `ctl`; locked before the exports of the last configuration.
     access: Mutex<LiveAccess>,
+    /// What mounts files of FUSE; none in a process that cannot.
+    mounts: Option<Arc<dyn Mounts>>,
 }
 
 impl LiveChanges {
@@ -142,6 +145,7 @@ impl LiveChanges {
             listeners: Arc::default(),
             client_limits: ServerOptions::default().connection_limits(),
             access: Mutex::default(),
+            mounts: None,
         }
     }
 
@@ -153,6 +157,11 @@ impl LiveChanges {
     /// Sets the listeners that the server starts with.
     pub fn with_listeners(self, listeners: Arc<ListenerSet>) -> Self {
         Self { listeners, ..self }
+    }
+
+    /// Sets what mounts files of FUSE.
+    pub fn with_mounts(self, mounts: Option<Arc<dyn Mounts>>) -> Self {
+        Self { mounts, ..self }
     }
 
     /// Sets the bounds of each client.

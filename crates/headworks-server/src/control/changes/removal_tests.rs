@@ -75,6 +75,7 @@ fn shard(
     mut exports: Vec<ExportId>,
 ) {
     let report = |export: &ExportId| ExportReport {
+        unused: 0,
         export: *export,
         clients: 0,
         size: Some(1 << 20),

@@ -421,7 +421,7 @@ fn check_clients(
     way: RemovalWay,
 ) -> Result<(), RpcFault> {
     let name = entry.shown_name();
-    let message = match report.clients {
+    let message = match report.clients.saturating_sub(report.unused) {
         0 => return Ok(()),
         _ if way != RemovalWay::Unused => return Ok(()),
         1 => format!("export {name} has a client; --force closes it"),

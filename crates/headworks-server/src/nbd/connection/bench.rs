@@ -50,6 +50,16 @@ impl Bench {
         now: u64,
         limits: Option<LimitGate<'_>>,
     ) -> ReceiveOutcome {
+        self.lend(now, limits, |shares| connection.receive(shares))
+    }
+
+    /// Lends a client what a shard lends it in a turn.
+    pub fn lend<T>(
+        &mut self,
+        now: u64,
+        limits: Option<LimitGate<'_>>,
+        turn: impl FnOnce(&mut Shares<'_>) -> T,
+    ) -> T {
         let mut shares = Shares {
             now: Instant(now),
             scratch: &mut self.scratch,
@@ -68,9 +78,9 @@ impl Bench {
             },
             inputs: &mut self.inputs,
         };
-        let received = connection.receive(&mut shares);
+        let outcome = turn(&mut shares);
         self.room = shares.turn.room;
-        received
+        outcome
     }
 }
 

@@ -22,7 +22,7 @@
 
 pub(crate) mod admission;
 #[cfg(test)]
-mod bench;
+pub(crate) mod bench;
 mod bounds;
 #[cfg(test)]
 mod freeze_tests;

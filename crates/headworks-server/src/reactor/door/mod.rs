@@ -24,8 +24,8 @@
 //!
 //! Invariants: a slot is in the hot list at most once; what `memory` knows of a connection is noted after each receive and send.
 
+pub(super) mod attached;
 pub(super) mod receive;
-pub(super) mod rings;
 mod room;
 mod send;
 mod waits;
@@ -42,6 +42,7 @@ use super::freezes::Freezes;
 use super::log_limiter::LogLimiter;
 use crate::assemble::export_info::ServedExport;
 use crate::client::ShardClient;
+use crate::files::WRITE_MAX;
 use crate::listen::ClientListener;
 use crate::messages::ControlMessage;
 use crate::messages::query::BufferStats;
@@ -59,6 +60,7 @@ use room::GiveWay;
 
 /// Receive buffer in bytes: holds 64 requests of 4 KiB and stays in the second-level cache.
 pub(super) const SCRATCH: usize = 256 << 10;
+const _: () = assert!(WRITE_MAX as usize + 4096 <= SCRATCH, "a write of a file comes whole");
 /// Bytes of large payloads after which the engine is entered; they take a quarter of a millisecond.
 const SKIPPED_PAYLOADS: usize = 1 << 20;
 const TOO_MANY: &str = "too many connections; closed";
@@ -556,7 +558,7 @@ impl Door {
                 parts.engine.forget(slot, fd);
             }
             debug!(peer = connection.peer(), "connection closed");
-            rings::retire(connection);
+            connection.retire();
         }
         self.hot.state_mut(slot).export = None;
     }

@@ -255,8 +255,8 @@ impl Door {
         }
         let had_answer = agrees && connection.has_outgoing();
         let is_full = self.hot.stashed() > pool.size() / STASH_PART;
-        // TLS opens whole records, which have to fit.
-        let most = if is_full && !connection.is_encrypted() { STASH_LITTLE } else { SCRATCH };
+        // Whole records of TLS, and whole requests of FUSE, have to fit.
+        let most = if is_full && !connection.receives_whole() { STASH_LITTLE } else { SCRATCH };
         let export = connection.binding().map(|binding| binding.export);
         let mut shares = Shares {
             now: one.now,

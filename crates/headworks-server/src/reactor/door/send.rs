@@ -6,7 +6,6 @@ use tracing::{debug, warn};
 use super::super::ReactorParts;
 use super::super::shard_io::SMALL_REPLIES;
 use super::Door;
-use crate::access::ListenerKind;
 use crate::nbd::connection::ConnectionEnd;
 use headworks_front::WaitsFor;
 use headworks_front::outgoing::SendOutcome;
@@ -41,9 +40,7 @@ impl Door {
                 left = left.saturating_sub(usize::try_from(count).unwrap_or(usize::MAX));
             }
             let (goes_on_now, stopped) = (connection.goes_on(), connection.stopped_by());
-            // A ring that had no room for a request has some again, and asks for no kick meanwhile.
-            let has_rings = connection.kind() == ListenerKind::VhostUser;
-            if has_rings && stopped == WaitsFor::Nothing {
+            if connection.has_more_after_answers() && stopped == WaitsFor::Nothing {
                 self.hot.heat(slot);
             }
             let state = self.hot.state_mut(slot);

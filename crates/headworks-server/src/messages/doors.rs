@@ -1,15 +1,15 @@
-//! What the thread of a vhost-user front end asks of the shard of its export.
+//! What the threads of vhost-user front ends and of FUSE directories ask of the shard of an export.
 
 use std::sync::mpsc::SyncSender;
 
 use headworks_core::ExportId;
 
 use crate::assemble::export_info::ServedExport;
-use crate::rings::RingClient;
+use crate::client::ShardClient;
 use headworks_vhost::Order;
 
-/// A question or an order of the thread of a front end.
-pub enum RingsMessage {
+/// A question or an order of such a thread.
+pub enum DoorMessage {
     /// The export as the shard knows it; none if it is gone, or lives elsewhere.
     Describe {
         /// The export.
@@ -17,12 +17,12 @@ pub enum RingsMessage {
         /// Takes the answer.
         answer: SyncSender<Option<ServedExport>>,
     },
-    /// Takes a device in; the answer is its id, or why it is refused.
+    /// Takes a client in: a device without rings, or a file. The answer is its id, or why it is refused.
     Attach {
-        /// The export that is its disk.
+        /// The export that is its disk, or its content.
         export: ExportId,
-        /// The device, without rings.
-        client: Box<RingClient>,
+        /// The client.
+        client: ShardClient,
         /// Takes the answer.
         answer: SyncSender<Result<u32, String>>,
     },

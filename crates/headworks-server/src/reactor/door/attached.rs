@@ -1,9 +1,9 @@
-//! Devices of virtual machines among the clients of a shard: they come from the threads of their front ends, which give them orders, and
-//! go back there.
+//! Devices of virtual machines and files of FUSE among the clients of a shard: they come from threads of their doors, and go back there.
+//! Front ends give their devices orders.
 //!
 //! ```text
-//!   front end's thread --Attach--> slot, export, hot --Order..--> answered by `publish`, at the end of the turn
-//!                      --Close---> what is in flight ends --> slot free, the device goes back to the thread
+//!   door's thread --Attach--> slot, export, hot --Order..--> answered by `publish`, at the end of the turn
+//!                 --Close---> what is in flight ends --> slot free, the client goes back to the thread
 //! ```
 
 use headworks_core::{ExportId, Instant, VolumeId};
@@ -12,16 +12,15 @@ use super::super::ReactorParts;
 use super::{Door, TOO_MANY};
 use crate::client::ShardClient;
 use crate::connection_id::slot_of;
-use crate::rings::RingClient;
 use headworks_vhost::Order;
 
-/// Takes in the device of a front end; returns its id, or why it is not served.
+/// Takes in a client; returns its id, or why it is not served.
 pub(in crate::reactor) fn attach(
     door: &mut Door,
     parts: &mut ReactorParts,
     now: Instant,
     export: ExportId,
-    client: Box<RingClient>,
+    client: ShardClient,
 ) -> Result<u32, String> {
     if door.exports.refuses(export) {
         return Err("its export refuses clients".to_owned());
@@ -30,30 +29,25 @@ pub(in crate::reactor) fn attach(
         return Err("its export was removed".to_owned());
     };
     let is_local = parts.driver.executor().device(binding.device).is_some();
-    let slot = match parts.io.insert(ShardClient::Rings(client)) {
+    let slot = match parts.io.insert(client) {
         Ok(slot) => slot,
         Err(client) => {
-            retire(client);
+            client.retire();
             return Err(TOO_MANY.to_owned());
         }
     };
-    let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot) else {
-        unreachable!("it was inserted");
-    };
-    client.begin(binding, info, is_local);
+    let Some((client, _)) = parts.io.connection(slot) else { unreachable!("it was inserted") };
+    match client {
+        ShardClient::Rings(it) => it.begin(binding, info, is_local),
+        ShardClient::Fuse(it) => it.begin(binding, info),
+        ShardClient::Nbd(_) => unreachable!("a connection comes by its listener"),
+    }
     let id = client.id();
     door.hot.reset(slot);
     door.hot.state_mut(slot).export = Some(export);
     door.note(parts, now, slot);
     door.hot.heat(slot);
     Ok(id)
-}
-
-/// Gives a device that left its slot back to the thread of its front end.
-pub(super) fn retire(client: ShardClient) {
-    if let ShardClient::Rings(client) = client {
-        client.retire();
-    }
 }
 
 /// Gives a device an order of its front end. One that is gone has told its thread.
@@ -73,7 +67,7 @@ pub(in crate::reactor) fn order(door: &mut Door, parts: &mut ReactorParts, id: u
     }
 }
 
-/// Ends a device whose front end has left.
+/// Ends a client whose door wants nothing more of it.
 pub(in crate::reactor) fn close(door: &mut Door, parts: &mut ReactorParts, id: u32) {
     let slot = slot_of(id);
     if parts.io.connection(slot).is_some_and(|(client, _)| client.id() == id) {
@@ -82,7 +76,7 @@ pub(in crate::reactor) fn close(door: &mut Door, parts: &mut ReactorParts, id: u
     }
 }
 
-/// A volume has another size: clients that come are told, and devices at once.
+/// A volume has another size: clients that come are told, and devices and files at once.
 pub(in crate::reactor) fn resize(
     door: &mut Door,
     parts: &mut ReactorParts,
@@ -91,7 +85,7 @@ pub(in crate::reactor) fn resize(
 ) {
     door.exports.resize(volume, size);
     for slot in parts.io.slots() {
-        if let Some((ShardClient::Rings(client), _)) = parts.io.connection(slot)
+        if let Some((client, _)) = parts.io.connection(slot)
             && client.binding().is_some_and(|binding| binding.volume == volume)
         {
             client.resize(size);

@@ -1,41 +1,45 @@
-//! What a request of a ring must pass before it is a bio. The checks are those of a connection's requests, in the same order, as far as
-//! they concern it: its payload is there already, in guest memory.
+//! What a request that comes whole must pass before it is a bio. The checks are those of a connection's requests, in the same order, as far as
+//! they concern it: its data are there already.
 //!
 //! | check | a request that waits for it | goes on with |
 //! |---|---|---|
-//! | Window | finds as many bios of the device in the shard as it may have | an answer |
+//! | Window | finds as many bios of the client in the shard as it may have | an answer |
 //! | Limit | is asked once; others pass it | `LimitTree::pop` |
 //! | Freeze | changes a frozen volume | a thaw |
 //! | Room | finds no bio slot of the shard | a slot that comes back |
 //! | Turn | is a large read of a turn that has had its share | the next turn |
-//! | Buffer | has pieces that are not whole blocks and finds no block for their copy | a buffer that comes back |
+//! | Buffer | finds no block for its data | a buffer that comes back |
 //!
-//! A request of more bytes than the largest block fails at once. A device that does not answer refuses nothing here: the machine's requests wait for it, as they would for a disk.
+//! A request of more bytes than the largest block fails at once. A device that does not answer refuses nothing here: requests wait for it,
+//! as they would for a disk.
 //!
 //! Invariants: a request that waits is in the list, in its order; while one waits for something else than a limit nothing is taken from
-//! the rings, so their descriptors are what bounds the machine.
+//! the source, so what the source can hold is what bounds the client.
 
 use headworks_core::{Bio, BioFlags, BioId, Input, IoError, Op};
 
-use super::{RingClient, ticket_of};
+use super::{Next, Source, WholeClient};
 use crate::nbd::connection::admission::limit;
-use crate::nbd::connection::{ReceiveOutcome, Shares};
+use crate::nbd::connection::{ConnectionEnd, ReceiveOutcome, Shares};
 use headworks::house::{Buffer, Pool};
 use headworks_front::front_waits::FrontWaits;
+use headworks_front::intake::Intake;
 use headworks_front::{FrontRequest, Origin, WaitsFor};
 use headworks_nbd::transmission::Request;
-use headworks_nbd::wire::{Command, CommandFlags};
-use headworks_vhost::RequestOp;
+use headworks_nbd::wire::CommandFlags;
 
-/// Requests that a device submits in a turn, of all its rings.
+/// Requests that a client submits in a turn.
 const TURN_REQUESTS: usize = 256;
-/// Bytes that a device moves in a turn beside others.
+/// Bytes that a client moves in a turn beside others.
 const TURN_BYTES: usize = 1 << 20;
 /// A read of at least this length counts against the turn's share of large reads.
 const LARGE: usize = 32 << 10;
 
-/// Takes requests from the rings and submits them.
-pub(super) fn receive(client: &mut RingClient, shares: &mut Shares<'_>) -> ReceiveOutcome {
+/// Takes requests from the source and submits them.
+pub(super) fn receive<S: Source>(
+    client: &mut WholeClient<S>,
+    shares: &mut Shares<'_>,
+) -> ReceiveOutcome {
     client.intake.stop(WaitsFor::Nothing);
     let had_waiting = client.has_waiting();
     let stopped = if had_waiting { step(client, shares) } else { None };
@@ -50,7 +54,7 @@ pub(super) fn receive(client: &mut RingClient, shares: &mut Shares<'_>) -> Recei
 }
 
 /// Tries the waiting requests in their order; returns what the first one waits for that waits for no limit.
-fn step(client: &mut RingClient, shares: &mut Shares<'_>) -> Option<WaitsFor> {
+fn step<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> Option<WaitsFor> {
     let mut place = 0;
     while let Some(one) = client.intake.waiting().get(place) {
         if one.limited().is_some() {
@@ -72,33 +76,40 @@ fn step(client: &mut RingClient, shares: &mut Shares<'_>) -> Option<WaitsFor> {
     None
 }
 
-/// Submits again what waits, and what was taken from the rings before; false if one must wait. Nothing more is taken.
-pub(super) fn resubmit(client: &mut RingClient, shares: &mut Shares<'_>) -> bool {
+/// Submits again what waits, and what was taken from the source before; false if one must wait. Nothing more is taken.
+pub(super) fn resubmit<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> bool {
     if step(client, shares).is_none() {
         take(client, shares, false);
     }
     !client.has_left_over()
 }
 
-/// Submits new requests until there are none, one waits, or the turn is over. `looks`: also those that the rings still have.
-fn take(client: &mut RingClient, shares: &mut Shares<'_>, looks: bool) -> ReceiveOutcome {
+/// Submits new requests until there are none, one waits, or the turn is over. `looks`: also those that the client still has.
+fn take<S: Source>(
+    client: &mut WholeClient<S>,
+    shares: &mut Shares<'_>,
+    looks: bool,
+) -> ReceiveOutcome {
     let is_gated = shares.limits.is_some() || shares.frozen;
     let (mut taken, mut bytes) = (0, 0);
     while taken < TURN_REQUESTS && bytes < TURN_BYTES {
-        if !has_window_room(client) {
+        let room = window_room(client);
+        if room == 0 {
             return ReceiveOutcome::Waits(WaitsFor::Window);
         }
-        let Some(asked) = client.next_request(looks) else {
-            let is_idle = taken == 0 && !client.has_answers();
-            return if is_idle { ReceiveOutcome::Idle } else { ReceiveOutcome::Worked };
+        let request = match client.source.next(room, looks, &mut client.intake, shares) {
+            Next::Request(request) => request,
+            Next::Waits(what) => return ReceiveOutcome::Waits(what),
+            Next::Gone => return ReceiveOutcome::End(ConnectionEnd::HungUp),
+            Next::Nothing if taken == 0 => return ReceiveOutcome::Idle,
+            Next::Nothing | Next::Others => return ReceiveOutcome::Worked,
         };
         taken += 1;
-        bytes += asked.len as usize;
-        let request = request_of(&asked);
+        bytes += request.len as usize;
         let len = request.op().buffer_len(request.len) as usize;
         if len > Pool::LARGEST {
             // The path has no larger ones; no driver makes them, as one request would hold up all others.
-            client.complete(asked.ticket, Err(IoError::Invalid));
+            client.source.refuse(&request, IoError::Invalid);
             continue;
         }
         shares.turn.received += len;
@@ -117,14 +128,18 @@ fn take(client: &mut RingClient, shares: &mut Shares<'_>, looks: bool) -> Receiv
     ReceiveOutcome::Worked
 }
 
-/// Whether the device may have another bio, or another request that waits.
-pub(super) fn has_window_room(client: &RingClient) -> bool {
+/// How many bios more the client may have, or requests that wait.
+pub(super) fn window_room<S>(client: &WholeClient<S>) -> usize {
     let begun = client.session.window().used() + client.intake.waiting().len();
-    begun < client.session.bounds().requests
+    client.session.bounds().requests.saturating_sub(begun)
 }
 
 /// Asks for everything that a request needs, and submits it; returns what it waits for, `Nothing` if it is submitted.
-fn admit(client: &mut RingClient, one: &mut FrontRequest, shares: &mut Shares<'_>) -> WaitsFor {
+fn admit<S: Source>(
+    client: &mut WholeClient<S>,
+    one: &mut FrontRequest,
+    shares: &mut Shares<'_>,
+) -> WaitsFor {
     let op = one.request.op();
     if let Some(direction) = limit(one, &mut client.intake, shares) {
         return WaitsFor::Limit(direction);
@@ -140,15 +155,8 @@ fn admit(client: &mut RingClient, one: &mut FrontRequest, shares: &mut Shares<'_
     if is_large && shares.turn.large_reads == 0 {
         return WaitsFor::Turn;
     }
-    let block = if len > 0 && !client.is_direct(one.request.cookie, len) {
-        let Some(block) = take_block(client, len, shares) else { return WaitsFor::Buffer };
-        if op == Op::Write {
-            // SAFETY: the block is ours alone until the bio is submitted.
-            client.gather(ticket_of(one.request.cookie), unsafe { block.span() }, len);
-        }
-        Some(block)
-    } else {
-        None
+    let Ok(block) = client.source.block(&one.request, &mut client.intake, shares) else {
+        return WaitsFor::Buffer;
     };
     if is_large {
         shares.turn.large_reads = shares.turn.large_reads.saturating_sub(len);
@@ -158,21 +166,28 @@ fn admit(client: &mut RingClient, one: &mut FrontRequest, shares: &mut Shares<'_
     WaitsFor::Nothing
 }
 
-/// Takes a block of the pool, if the device may.
-fn take_block(client: &mut RingClient, len: usize, shares: &mut Shares<'_>) -> Option<Buffer> {
-    let held = client.intake.block_bytes();
-    let bytes = Pool::block_bytes(len)?;
-    if !shares.memory.may_take(held, bytes, shares.pool.taken(), false) {
-        return None;
+/// Takes a block of the pool, if the client may.
+pub(crate) fn take_block(
+    len: usize,
+    intake: &mut Intake,
+    shares: &mut Shares<'_>,
+) -> Result<Buffer, NoBlock> {
+    let bytes = Pool::block_bytes(len).ok_or(NoBlock)?;
+    if !shares.memory.may_take(intake.block_bytes(), bytes, shares.pool.taken(), false) {
+        return Err(NoBlock);
     }
-    let block = shares.pool.try_take(len)?;
-    client.intake.charge(block.len());
-    Some(block)
+    let block = shares.pool.try_take(len).ok_or(NoBlock)?;
+    intake.charge(block.len());
+    Ok(block)
 }
 
+/// No block of the pool is free for the client.
+#[derive(Debug)]
+pub struct NoBlock;
+
 /// Makes the bio of a request, which has a slot of the shard.
-fn submit(
-    client: &mut RingClient,
+fn submit<S>(
+    client: &mut WholeClient<S>,
     request: &Request,
     waits: FrontWaits,
     block: Option<Buffer>,
@@ -180,7 +195,7 @@ fn submit(
 ) {
     let session = &mut client.session;
     let Some(binding) = session.last_binding() else {
-        unreachable!("a device takes requests when it has its export");
+        unreachable!("a client takes requests when it has its export");
     };
     let Request { cookie, offset, len, .. } = *request;
     let op = request.op();
@@ -207,7 +222,7 @@ fn submit(
     }));
 }
 
-/// Guest memory is filled in any case: it may not be called a hole.
+/// Memory of the client is filled in any case: it may not be called a hole.
 fn flags_of(request: &Request) -> BioFlags {
     let mut flags = BioFlags::SYNC;
     if request.flags.contains(CommandFlags::FUA) {
@@ -217,24 +232,4 @@ fn flags_of(request: &Request) -> BioFlags {
         flags = flags.with(BioFlags::NO_UNMAP);
     }
     flags
-}
-
-/// A request of a ring in the terms of the front, whose limits, waits and tables are the same for all clients.
-fn request_of(asked: &headworks_vhost::Request) -> Request {
-    let command = match asked.op {
-        RequestOp::Read => Command::Read,
-        RequestOp::Write => Command::Write,
-        RequestOp::Flush => Command::Flush,
-        RequestOp::Discard => Command::Trim,
-        RequestOp::WriteZeroes => Command::WriteZeroes,
-    };
-    let mut flags = CommandFlags::NONE;
-    if asked.is_fua {
-        flags = CommandFlags(flags.0 | CommandFlags::FUA.0);
-    }
-    if asked.op == RequestOp::WriteZeroes && !asked.may_unmap {
-        flags = CommandFlags(flags.0 | CommandFlags::NO_HOLE.0);
-    }
-    let cookie = u64::from(asked.ticket.bits());
-    Request { cookie, offset: asked.offset, len: asked.len, command, flags }
 }
