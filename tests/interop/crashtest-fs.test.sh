@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # matrix: once
 # lock: host
-# seconds: 70
+# seconds: 80
 # `headworks crashtest --fs`: file systems of this kernel, on disks whose power is cut, confirm the causes that the models found.
 . "$(dirname "$0")/lib.sh"
 
@@ -26,6 +26,11 @@ confirms() { # FILE SYSTEM
 clears() { # FILE SYSTEM
     pattern both --fs "$1" --fs-cuts 24 --json >"$DIR/found" && found '.causes == [] and .fs[0].broken == 0 and .fs[0].members > 1 and .fs[0].unknown == 0'
 }
+hole() { # FILE SYSTEM
+    local program="$PYTHON -S $HERE/crashtest/hole.py"
+    crashtest --setup "$program setup \$dir" --run "$program load \$dir" --check '[ -e $dir/a ]' --model journal --cuts 1 --jobs 1 \
+        --seed 4 --fs "$1" --fs-cuts 100 --json >"$DIR/found" && found '.fs[0] | .strangers == 0 and .members > 2 and .unknown == 0'
+}
 does_not_show() { # FILE SYSTEM
     log --fs "$1" --fs-cuts 24 >"$DIR/found" &&
         grep -q '^not on ext4, XFS or btrfs' "$DIR/found" && grep -q "not seen in 24 cuts of $1 of Linux" "$DIR/found" || { cat "$DIR/found" "$DIR/err"; return 1; }
@@ -46,6 +51,7 @@ for kind in ext4 xfs btrfs; do
     tried=$kind
     check "$kind confirms that a rename without a synced directory is lost" confirms $kind
     check "$kind leaves no state that its model lacks, four random programs" "$PYTHON" -S "$HERE/crashtest/sound.py" run "$HEADWORKS" $kind 1 4 20
+    check "$kind leaves no state that its model lacks, a hole in a file that has grown" hole $kind
     check "$kind shows nothing against a rename with both syncs" clears $kind
     check "$kind keeps the name of a synced file, which POSIX need not" does_not_show $kind
 done

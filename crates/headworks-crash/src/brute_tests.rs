@@ -19,6 +19,11 @@ fn random_record(prng: &mut Prng, changes: u64) -> Record {
     carry_out(&mut recording, "mkdir d; create a; write a 0 5000 o; create d/b; checkpoint");
     let now = Time::default();
     let mut left = changes;
+    // Often a file that is shorter on the disk, which a hole may tell.
+    if prng.below(3) == 0 {
+        carry_out(&mut recording, "write a 8000 100 g");
+        left -= 1;
+    }
     while left > 0 {
         let tree = recording.tree(0).clone();
         let d = tree.lookup(ROOT, b"d").unwrap();
@@ -146,23 +151,50 @@ impl Brute<'_> {
     /// Of a truncation to a length which the file may have on the disk: the growth that gave it, none if it had it before it grew.
     fn growth_left(&self, cut: usize) -> Option<Option<usize>> {
         let &Action::Truncate { node, size } = self.action(cut) else { return None };
+        let first = self.first_growth(cut, node)?;
+        if self.length(first, node) == size {
+            return Some(None);
+        }
+        let gave = |index: &usize| match self.action(*index) {
+            Action::Write { node: of, grown: true, offset, data, .. } if *of == node => {
+                let end = offset + data.len() as u64;
+                let filled = self.filled(*index) == Some(size);
+                size == end || size % 4096 == 0 && *offset < size && size < end || filled
+            }
+            Action::Punch { node: of, .. } => {
+                *of == node && self.length_of_hole(*index) == Some(size)
+            }
+            _ => false,
+        };
+        (first..cut).find(gave).map(Some)
+    }
+
+    /// The first write before a step that made a file longer than it is on the disk.
+    fn first_growth(&self, before: usize, node: u64) -> Option<usize> {
         let settled = |index: &usize| match self.action(*index) {
             Action::SyncAll => true,
             Action::Sync { node: of, .. } | Action::Truncate { node: of, .. } => *of == node,
             _ => false,
         };
-        let from = (0..cut).rfind(settled).map_or(0, |at| at + 1);
+        let from = (0..before).rfind(settled).map_or(0, |at| at + 1);
         let grew = |index: &usize| matches!(self.action(*index), Action::Write { node: of, grown: true, .. } if *of == node);
-        let first = (from..cut).find(grew)?;
-        if self.length(first, node) == size {
-            return Some(None);
-        }
-        let gave = |index: &usize| {
-            let Action::Write { offset, data, .. } = self.action(*index) else { return false };
-            let end = offset + data.len() as u64;
-            size == end || size % 4096 == 0 && *offset < size && size < end
-        };
-        (from..cut).filter(grew).find(gave).map(Some)
+        (from..before).find(grew)
+    }
+
+    /// The end of the block in which a file ended before a write behind that block.
+    fn filled(&self, index: usize) -> Option<u64> {
+        let &Action::Write { node, offset, .. } = self.action(index) else { return None };
+        let before = self.length(index, node);
+        let end = before.next_multiple_of(4096);
+        (end > before && end <= offset).then_some(end)
+    }
+
+    /// The length that a hole gives a file which is shorter on the disk.
+    fn length_of_hole(&self, index: usize) -> Option<u64> {
+        let &Action::Punch { node, offset, length } = self.action(index) else { return None };
+        let (first, size) = (self.first_growth(index, node)?, self.length(index, node));
+        let end = size.min(offset + length);
+        (offset <= size && end > self.length(first, node)).then_some(end)
     }
 
     fn owns(&self, index: usize, node: u64) -> bool {
@@ -271,7 +303,8 @@ impl Brute<'_> {
                     if *longer {
                         let before = self.record.trees(index)[0].content(*node).unwrap().size();
                         let ends = (offset + 1..=end).filter(|one| one % 4096 == 0 || *one == end);
-                        let lengths = ends.chain((!before.is_multiple_of(4096)).then_some(before));
+                        let last = (!before.is_multiple_of(4096)).then_some(before);
+                        let lengths = ends.chain(last).chain(self.filled(index));
                         grown.entry(*node).or_default().extend(lengths.map(|end| (index, end)));
                     }
                 }
@@ -283,7 +316,11 @@ impl Brute<'_> {
                         grown.entry(*node).or_default().insert((index, *size));
                     }
                 }
-                Action::Punch { .. } => {
+                Action::Punch { node, .. } => {
+                    let length = self.length_of_hole(index).map(|length| (index, length));
+                    length.into_iter().for_each(|one| {
+                        grown.entry(*node).or_default().insert(one);
+                    });
                     let edges = self.hole(index).into_iter().filter(|(from, to)| to - from < 4096);
                     atoms.extend(edges.map(|(from, _)| (index, from / 4096)));
                 }
@@ -345,6 +382,8 @@ impl Brute<'_> {
     ) -> Tree {
         let mut tree = self.record.base[0].clone();
         let (mut lengths, mut longer) = (HashMap::new(), HashSet::new());
+        // Bytes that a truncation has cut and whose zeros are lost, one by one.
+        let mut cut: HashMap<u64, BTreeMap<u64, u8>> = HashMap::new();
         for index in 0..place {
             let is_lost =
                 |index: usize| names.iter().position(|one| *one == index).is_some_and(lost);
@@ -368,6 +407,24 @@ impl Brute<'_> {
                 }
                 Action::Truncate { node, size } => {
                     if !name_lost {
+                        let left = cut.entry(*node).or_default();
+                        left.retain(|at, _| at < size);
+                        let shrinks =
+                            tree.content(*node).is_ok_and(|content| content.size() > *size);
+                        if size % 4096 > 0 && atom_lost(size / 4096) && shrinks {
+                            // What the block has on the disk, it had in memory before the first write that is lost.
+                            let first = atoms.iter().enumerate().find(|(at, (index, block))| {
+                                *block == size / 4096
+                                    && self.action(*index).node() == *node
+                                    && lost(names.len() + at)
+                            });
+                            let then = &self.record.trees(first.unwrap().1.0)[0];
+                            for at in *size..size.next_multiple_of(4096) {
+                                let mut byte = [0];
+                                then.content(*node).unwrap().read(at, &mut byte);
+                                left.insert(at, byte[0]);
+                            }
+                        }
                         tree.replay_content(*node, |content| content.truncate(*size));
                         lengths.remove(node);
                     } else {
@@ -391,6 +448,11 @@ impl Brute<'_> {
                             _ => !atom_lost(from / 4096),
                         };
                         if zeroed {
+                            if to - from == 4096 {
+                                cut.entry(*node)
+                                    .or_default()
+                                    .retain(|at, _| *at < from || *at >= to);
+                            }
                             tree.replay_content(*node, |content| content.punch(from, to - from));
                         }
                     }
@@ -415,6 +477,15 @@ impl Brute<'_> {
             lengths.extend(kept.get(&index).filter(|_| !moot).map(|size| (node, *size)));
             if let Some(length) = lengths.get(&node) {
                 tree.replay_content(node, |content| content.truncate(*length));
+            }
+            if matches!(self.action(index), Action::Write { .. }) {
+                for (at, byte) in cut.get(&node).into_iter().flatten() {
+                    tree.replay_content(node, |content| {
+                        if *at < content.size() {
+                            content.write(*at, &[*byte]);
+                        }
+                    });
+                }
             }
         }
         tree

@@ -1,10 +1,12 @@
 //! Which state of a model a directory is: the choices on the axes of a place that make it.
 //!
-//! Names are tried one choice after the other; the blocks of a file are then decided each by itself, because none depends on another. Modes,
+//! Names are tried one choice after the other; the blocks of a file are then decided each by itself, because none depends on another but by
+//! the length, which is known. Modes,
 //! owners and times do not count: models do not lose them.
 
 use crate::explore::next_choices;
 use crate::model::Axis;
+use crate::record::Action;
 use crate::state::Walk;
 use crate::tree::Tree;
 
@@ -64,6 +66,9 @@ impl Walk<'_> {
             let size = own.iter().copied().find(is_size);
             let blocks: Vec<usize> = own.into_iter().filter(|at| !is_size(at)).collect();
             let most = |at: usize| self.axes()[at].most();
+            let kept = size.map_or_else(Vec::new, |at| self.size_choices(at, length));
+            // What a truncation left behind its end is seen in a file that is longer.
+            let longer = size.zip(kept.first().copied());
             blocks.iter().for_each(|at| choices[*at] = most(*at));
             let mut assigned = Vec::new();
             for at in &blocks {
@@ -71,10 +76,16 @@ impl Walk<'_> {
                 let mut fitting = Vec::new();
                 for choice in 0..=most(*at) {
                     choices[*at] = choice;
-                    let tree = &self.trees(&choices)[usize::from(disk)];
-                    let seen = &seen[usize::from(disk)];
+                    let mut trees = self.trees(&choices);
+                    let content = trees[usize::from(disk)].content(node);
+                    let end = content.map_or(0, |content| content.size());
+                    if let Some((size, kept)) = longer.filter(|_| self.is_cut(*at)) {
+                        choices[size] = kept;
+                        trees = self.trees(&choices);
+                        choices[size] = 0;
+                    }
+                    let (tree, seen) = (&trees[usize::from(disk)], &seen[usize::from(disk)]);
                     if self.has_same_block(*at, tree, node, (seen, length), &whole) {
-                        let end = tree.content(node).map_or(0, |content| content.size());
                         fitting.push((end, choice));
                     }
                 }
@@ -88,7 +99,6 @@ impl Walk<'_> {
             let fewest: Vec<u32> = assigned.iter().map(|fitting| fewest(fitting)).collect();
             let longest: Vec<u32> =
                 assigned.iter().map(|fitting| longest(fitting, length)).collect();
-            let kept = size.map_or_else(Vec::new, |at| self.size_choices(at, length));
             let ways = |way| {
                 [(way, None)].into_iter().chain(kept.iter().map(move |kept| (way, Some(*kept))))
             };
@@ -127,6 +137,13 @@ impl Walk<'_> {
             }
             _ => false,
         }
+    }
+
+    /// Whether a truncation ended in a block.
+    fn is_cut(&self, at: usize) -> bool {
+        let Axis::Block { writes, .. } = &self.axes()[at] else { return false };
+        let changes = &self.record().changes;
+        writes.iter().any(|step| matches!(changes[*step].action, Action::Truncate { .. }))
     }
 
     /// The choices that keep this length, those of the last steps first.

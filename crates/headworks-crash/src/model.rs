@@ -3,9 +3,9 @@
 //! | | `Journal`: ext4, XFS | `LogTree`: btrfs, f2fs | `Any`: what POSIX allows |
 //! |---|---|---|---|
 //! | bytes | each block by itself is one of the versions that it had in memory since its last sync: the last few writes that touched it are lost | same | same |
-//! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write: bytes before it that are lost read as zeros, kept ones behind it are cut; behind a truncation that is lost it stays | same; also one after a truncation that is lost | same as log-tree |
+//! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write, of the block in which it ended before, or of a hole: bytes before it that are lost read as zeros, kept ones behind it are cut; behind a truncation that is lost it stays | same; also one after a truncation that is lost | same as log-tree |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
-//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and those of a hole may be missing behind it | same | each by itself |
+//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and may be missing behind it: at the edges of a hole, and behind an end once a write makes the file longer | same | each by itself |
 //! | fsync of a file | its bytes; if its name or length, or a hole that took bytes of whole pages, is pending the sequence up to there | its bytes and names, those of the directories above, and of files whose names it took | its bytes, not its name |
 //! | fdatasync of a file | its bytes and length; the sequence only up to the last change of its length or blocks: that made it, made it longer, cut it, took bytes of whole pages | as fsync | as fsync |
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above; a file that was renamed into it may keep its old name, too | its own changes |
@@ -17,7 +17,8 @@
 //! `xfs_setfilesize`), and may have written the bytes of one page and not those of another. btrfs logs a file that exists, for the fsync of a
 //! directory, with its length and without its extents (`LOG_INODE_EXISTS` in fs/btrfs/tree-log.c), so its old bytes come back with a new length. Why a
 //! hole may be there without the zeros at its edges: XFS and btrfs log the extents and leave those zeros in the page cache (`xfs_zero_range`,
-//! `btrfs_truncate_block`); ext4 with `data=ordered` writes them before it commits the hole.
+//! `btrfs_truncate_block`), and those behind the new end of a file (`xfs_truncate_page`), where the length that a later write gives may be
+//! there before them; ext4 with `data=ordered` writes them before it commits the hole.
 //!
 //! Why fdatasync commits less: ext4 commits the last transaction that changed the length or the blocks of the file (`i_datasync_tid`), which names and
 //! link counts do not. A truncation that gives a length which the file has on the disk changes none: what had made it longer is not there
@@ -159,7 +160,7 @@ struct PendingFile {
     before: Option<(u64, Option<usize>)>,
     /// The last truncation.
     truncated: usize,
-    /// Lengths that the file had, and ends of blocks of its writes: ext4 keeps a length once its block has a place, with the bytes or without.
+    /// Lengths that the file had, and ends of blocks of its writes and of holes: ext4 keeps a length once its block has a place, with the bytes or without.
     sizes: BTreeSet<(usize, u64)>,
 }
 
@@ -175,6 +176,20 @@ impl PendingFile {
         let known = since.into_iter().any(|(_, size)| *size == before);
         if !before.is_multiple_of(block) && !known {
             self.sizes.insert((index, before));
+        }
+        // XFS writes such a block as a whole, and gives the file its end as length (`xfs_setfilesize`).
+        let end = before.next_multiple_of(block);
+        if end > before && end <= range.start {
+            self.sizes.insert((index, end));
+        }
+    }
+
+    /// A hole in a file that may be shorter on the disk: ext4 gives it the hole's end as its length there, before the hole and before what made
+    /// it longer (`ext4_update_disksize_before_punch`).
+    fn pierce(&mut self, index: usize, hole: Range<u64>, size: u64) {
+        let end = hole.end.min(size);
+        if self.before.is_some_and(|(before, _)| before < end) && hole.start <= size {
+            self.sizes.insert((index, end));
         }
     }
 
@@ -235,12 +250,16 @@ impl Pending {
                         self.truncate((*disk, *node), index, *size);
                     }
                     Action::Punch { offset, length, .. } => {
+                        let content = trees[usize::from(*disk)].content(*node);
+                        if let Some(file) = self.files.get_mut(&(*disk, *node)) {
+                            let size = content.map_or(0, |content| content.size());
+                            file.pierce(index, *offset..offset.saturating_add(*length), size);
+                        }
                         let whole = taken(*offset, *length);
                         // A hole in a part of a page is a write of zeros.
                         if whole.is_empty() {
                             return;
                         }
-                        let content = trees[usize::from(*disk)].content(*node);
                         match content.is_ok_and(|content| content.has_bytes(whole)) {
                             true => drop(self.shape((*disk, *node), Some(index))),
                             false => drop(self.bare.insert(index)),

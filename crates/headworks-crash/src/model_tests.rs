@@ -200,6 +200,50 @@ fn hole_may_be_there_without_the_zeros_at_its_edges() {
 }
 
 #[test]
+fn hole_gives_its_end_as_length_to_a_file_that_was_shorter_on_the_disk() {
+    // Seen on ext4.
+    let grown = "create a; write a 0 9000 s; checkpoint; write a 12288 8192 x; ";
+    for model in [Model::Journal, Model::LogTree] {
+        let all = states(&format!("{grown}punch a 1 9000"), model);
+        assert!(all.contains(&"a=s0*9000".to_owned()), "{model}: with the hole: {all:?}");
+        assert!(all.contains(&"a=s*90000*1".to_owned()), "{model}: before the hole: {all:?}");
+        // It is no shorter than it was, and no longer than it is.
+        let all = states(&format!("{grown}punch a 1 7000"), model);
+        assert!(!all.contains(&"a=s0*7000".to_owned()), "{model}: {all:?}");
+        let all = states(&format!("{grown}punch a 1 90000"), model);
+        assert!(all.contains(&"a=s0*20479".to_owned()), "{model}: {all:?}");
+    }
+}
+
+#[test]
+fn block_in_which_a_file_ended_may_be_all_that_a_write_behind_it_leaves() {
+    // Seen on XFS.
+    let all = states("create a; write a 0 5000 s; checkpoint; write a 12288 10 e", Model::Journal);
+    assert!(all.contains(&"a=s*50000*3192".to_owned()), "{all:?}");
+    assert!(!all.contains(&"a=s*50000*7288".to_owned()), "it is not on the disk: {all:?}");
+}
+
+#[test]
+fn bytes_behind_a_truncation_come_back_with_the_next_length() {
+    // Seen on XFS.
+    let program =
+        "create a; write a 0 5000 s; checkpoint; truncate a 4095; syncdir /; write a 4096 4097 e";
+    let all = states(program, Model::Journal);
+    let program = format!("{program}; syncfs");
+    assert_eq!(states(&program, Model::Journal), ["a=s*40950*1e*4097"]);
+    assert!(all.contains(&"a=s*40960*4096e".to_owned()), "{all:?}");
+    assert!(all.contains(&"a=s*40950*4097e".to_owned()), "{all:?}");
+    let grown = states(
+        "create a; write a 0 5000 s; checkpoint; truncate a 4095; truncate a 5000",
+        Model::Journal,
+    );
+    assert!(
+        !grown.contains(&"a=s*40960*904".to_owned()),
+        "a longer length alone is written behind the zeros: {grown:?}"
+    );
+}
+
+#[test]
 fn fsync_of_a_file_with_a_pending_name_commits_the_sequence() {
     let program = "create a; create b; sync a; create c";
     assert_eq!(states(program, Model::Journal), ["a=", "a= b=", "a= b= c="]);

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use crate::hash;
@@ -181,6 +182,7 @@ impl<'a> Walk<'a> {
     pub fn trees(&self, choices: &[u32]) -> Vec<Tree> {
         let losses = Losses::new(&self.axes, choices);
         let mut lengths = Lengths { model: self.pending.model(), ..Lengths::default() };
+        let mut ends = Ends::default();
         let mut trees = self.base.1.clone();
         for index in self.base.0..self.place {
             let Change { disk, action } = &self.record.changes[index];
@@ -200,9 +202,13 @@ impl<'a> Walk<'a> {
                 }
                 Action::Write { node, offset, data, .. } => {
                     self.write(&losses, index, (*disk, *node), *offset, data, tree);
-                    lengths.on_write(&losses, index, (*disk, *node), tree);
+                    lengths.on_bytes(&losses, index, (*disk, *node), tree);
+                    ends.show((*disk, *node), tree);
                 }
-                Action::Truncate { node, .. } => {
+                Action::Truncate { node, size } => {
+                    let shrinks = tree.content(*node).is_ok_and(|content| content.size() > *size);
+                    let kept = if shrinks { self.kept_behind(&losses, index) } else { Vec::new() };
+                    ends.on_truncate((*disk, *node), kept, *size);
                     action.replay(tree);
                     lengths.on_truncate(&losses, index, (*disk, *node));
                 }
@@ -212,6 +218,8 @@ impl<'a> Walk<'a> {
                         content.punch(whole.start, whole.end.saturating_sub(whole.start));
                     });
                     self.zero(&losses, index, tree);
+                    ends.on_hole((*disk, *node), whole);
+                    lengths.on_bytes(&losses, index, (*disk, *node), tree);
                 }
                 _ => action.replay(tree),
             }
@@ -271,6 +279,51 @@ impl<'a> Walk<'a> {
         tree.lookup(parent, name) == Ok(action.node()) && (index + 1..self.place).any(given_again)
     }
 
+    /// The bytes behind a truncation whose zeros are lost: where they begin, and they.
+    fn kept_behind(&self, losses: &Losses, index: usize) -> Vec<Piece> {
+        let Change { disk, action } = &self.record.changes[index];
+        let (node, mut kept) = (action.node(), Vec::new());
+        for range in zeroed(action).into_iter().flatten() {
+            let mut at = range.start;
+            while at < range.end {
+                let block = at / self.block;
+                let to = range.end.min((block + 1) * self.block);
+                let lost = losses.blocks.get(&(*disk, node, block));
+                if let Some(first) = lost.filter(|first| **first <= index) {
+                    kept.push((at, self.had((*disk, node), at..to, *first)));
+                }
+                at = to;
+            }
+        }
+        kept
+    }
+
+    /// Bytes of a file as they were in memory before a step, whatever else is lost.
+    fn had(&self, (disk, node): (u8, u64), range: Range<u64>, before: usize) -> Vec<u8> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        if let Ok(content) = self.base.1[usize::from(disk)].content(node) {
+            content.read(range.start, &mut bytes);
+        }
+        let own = |change: &&Change| change.disk == disk && change.action.node() == node;
+        for change in self.record.changes[self.base.0..before].iter().filter(own) {
+            let (from, data) = match &change.action {
+                Action::Write { offset, data, .. } => {
+                    (*offset..*offset + data.len() as u64, Some(data))
+                }
+                Action::Truncate { size, .. } => (*size..u64::MAX, None),
+                Action::Punch { offset, length, .. } => {
+                    (*offset..offset.saturating_add(*length), None)
+                }
+                _ => continue,
+            };
+            for at in from.start.max(range.start)..from.end.min(range.end) {
+                bytes[(at - range.start) as usize] =
+                    data.map_or(0, |data| data[(at - from.start) as usize]);
+            }
+        }
+        bytes
+    }
+
     /// Writes the zeros of a truncation or at the edges of a hole, in the blocks that keep them.
     fn zero(&self, losses: &Losses, index: usize, tree: &mut Tree) {
         let Change { disk, action } = &self.record.changes[index];
@@ -322,7 +375,8 @@ struct Lengths {
 }
 
 impl Lengths {
-    fn on_write(&mut self, losses: &Losses, index: usize, file: (u8, u64), tree: &mut Tree) {
+    /// A write, or a hole, even if that is lost.
+    fn on_bytes(&mut self, losses: &Losses, index: usize, file: (u8, u64), tree: &mut Tree) {
         // A journal keeps no length behind a truncation that it lost.
         let in_order = self.model != Model::Journal || !self.longer.contains(&file);
         if in_order {
@@ -354,6 +408,9 @@ impl Lengths {
                 self.fixed.entry(file).or_insert(content.size());
             }
         }
+        if matches!(action, Action::Punch { .. }) {
+            return self.on_bytes(losses, index, file, tree);
+        }
         self.set(file, tree);
     }
 
@@ -365,6 +422,40 @@ impl Lengths {
     fn set(&self, file: (u8, u64), tree: &mut Tree) {
         if let Some(size) = self.fixed.get(&file) {
             tree.replay_content(file.1, |content| content.truncate(*size));
+        }
+    }
+}
+
+/// Bytes behind the ends that truncations gave files: the zeros there are lost, so what makes the file longer shows them.
+#[derive(Default)]
+struct Ends(HashMap<(u8, u64), Vec<Piece>>);
+
+/// Where bytes of a file begin, and they.
+type Piece = (u64, Vec<u8>);
+
+impl Ends {
+    fn on_truncate(&mut self, file: (u8, u64), new: Vec<Piece>, size: u64) {
+        let kept = self.0.entry(file).or_default();
+        kept.retain_mut(|(at, bytes)| {
+            bytes.truncate(size.saturating_sub(*at) as usize);
+            !bytes.is_empty()
+        });
+        kept.extend(new);
+    }
+
+    /// A hole took these pages. What is lost of a page is lost as a whole.
+    fn on_hole(&mut self, file: (u8, u64), pages: Range<u64>) {
+        let Some(kept) = self.0.get_mut(&file) else { return };
+        kept.retain(|(at, _)| !pages.contains(at));
+    }
+
+    /// A write may have made the file longer. No later byte of such a block is kept, so nothing covers them.
+    fn show(&self, file: (u8, u64), tree: &mut Tree) {
+        for (at, bytes) in self.0.get(&file).into_iter().flatten() {
+            tree.replay_content(file.1, |content| {
+                let seen = content.size().saturating_sub(*at).min(bytes.len() as u64);
+                content.write(*at, &bytes[..seen as usize]);
+            });
         }
     }
 }
