@@ -119,7 +119,7 @@ impl Bandwidth {
         self.remember_stall();
         let left = u128::from(self.trimmed_mean()) * u128::from(MEMORY_NS - self.lost_ns);
         self.estimate = (left / u128::from(MEMORY_NS)).max(1) as u64;
-        debug_assert!(self.lost_ns <= MEMORY_NS, "more time was lost than passed");
+        assert!(self.lost_ns <= MEMORY_NS, "more time was lost than passed");
         true
     }
 
@@ -141,7 +141,7 @@ impl Bandwidth {
             let worked = u128::from(between.blocks) * u128::from(SEC) / u128::from(around);
             let lost = between.ns.saturating_sub(worked as u64);
             self.lost_ns = (self.lost_ns + lost).min(MEMORY_NS / 2);
-            debug_assert!(worked <= u128::from(between.ns), "a stall works less than it lasts");
+            assert!(worked <= u128::from(between.ns), "a stall works less than it lasts");
         }
     }
 
@@ -182,7 +182,7 @@ impl Bandwidth {
                 sum.ns += sample.ns;
             }
         }
-        debug_assert!(sum.ns > 0, "a mean over no time");
+        assert!(sum.ns > 0, "a mean over no time");
         sum.rate().max(1)
     }
 }

@@ -77,7 +77,7 @@ impl Domains {
 
     /// Sets the weight of a domain.
     fn set_weight(&mut self, domain: DomainId, weight: u16) {
-        debug_assert!(weight > 0, "a weight of 0 would stop the writers");
+        assert!(weight > 0, "a weight of 0 would stop the writers");
         if let Some(known) = self.weights.get_mut(usize::from(domain)) {
             *known = weight.max(1);
         }

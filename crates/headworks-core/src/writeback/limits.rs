@@ -50,10 +50,8 @@ impl Thresholds {
         let limit = thresh - thresh / 32;
         let freerun = middle(thresh, background);
         let setpoint = middle(freerun, limit);
-        debug_assert!(background <= freerun && limit <= thresh && setpoint <= thresh);
-        debug_assert!(
-            thresh < 64 || background < freerun && freerun < setpoint && setpoint < limit
-        );
+        assert!(background <= freerun && limit <= thresh && setpoint <= thresh);
+        assert!(thresh < 64 || background < freerun && freerun < setpoint && setpoint < limit);
         Self { thresh, background, freerun, setpoint, limit }
     }
 
@@ -110,7 +108,7 @@ fn blocks(bytes: u64, ratio: u32, dirtyable: u32) -> u32 {
         0 => u64::from(dirtyable) * u64::from(ratio) / 100,
         _ => bytes.div_ceil(BLOCK),
     };
-    debug_assert!(bytes > 0 || ratio <= 100, "a ratio is at most the pool");
+    assert!(bytes > 0 || ratio <= 100, "a ratio is at most the pool");
     wanted.min(u64::from(dirtyable)) as u32
 }
 

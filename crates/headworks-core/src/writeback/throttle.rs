@@ -532,7 +532,7 @@ impl Throttle {
         let elapsed = now.since(self.ticked);
         self.ticked = now;
         self.ticks += 1;
-        debug_assert!(
+        assert!(
             self.devices.iter().map(|device| device.weights.get()).sum::<u64>()
                 == self.weights.get()
         );
