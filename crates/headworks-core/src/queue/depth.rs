@@ -116,6 +116,6 @@ impl Queue {
             let limit = self.depth.as_ref().map_or(u64::MAX, DepthControl::limit);
             self.waiting.limit_device(limit, COMMAND_COST);
         }
-        debug_assert!(self.command_limits.max_bytes > 0, "a command has a length");
+        assert!(self.command_limits.max_bytes > 0, "a command has a length");
     }
 }

@@ -144,7 +144,7 @@ impl DeviceMonitor {
         unresponsive: bool,
         timeout_ns: u64,
     ) -> bool {
-        debug_assert!(unresponsive || state == DeviceState::Live, "a stuck device is unresponsive");
+        assert!(unresponsive || state == DeviceState::Live, "a stuck device is unresponsive");
         if self.state != state {
             return self.set(state, unresponsive, now, timeout_ns);
         }
@@ -159,7 +159,7 @@ impl DeviceMonitor {
 
     #[cold]
     fn begin_probe(&mut self, now: Instant, timeout_ns: u64) -> bool {
-        debug_assert!((1..=PROBE_PAUSES_MAX).contains(&self.pause), "a pause is bounded");
+        assert!((1..=PROBE_PAUSES_MAX).contains(&self.pause), "a pause is bounded");
         let due = self.next_probe.is_some_and(|at| at <= now);
         if due {
             self.pause = (2 * self.pause).min(PROBE_PAUSES_MAX);
@@ -176,7 +176,7 @@ impl DeviceMonitor {
         now: Instant,
         timeout_ns: u64,
     ) -> bool {
-        debug_assert!(
+        assert!(
             (self.state, self.unresponsive) != (state, unresponsive),
             "a change changes something"
         );

@@ -48,7 +48,7 @@ impl Queue {
     /// Fails every request that has waited for too long, and sets the timer for the next one; returns whether any has. Called
     /// while every request with a tag is in the elevator, in the requeue list or in the device.
     pub(super) fn expire_waiting(&mut self, now: Instant, pools: &mut Pools) -> bool {
-        debug_assert!(self.ready.is_empty(), "what got its tag is in the elevator");
+        assert!(self.ready.is_empty(), "what got its tag is in the elevator");
         self.expiry_put_off = !self.is_silent(now, &pools.slots);
         if self.expiry_put_off {
             return false;

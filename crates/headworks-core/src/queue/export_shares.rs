@@ -129,7 +129,7 @@ impl ExportShares {
     pub fn change(&mut self, change: ShareChange) {
         match change {
             ShareChange::ExportWeight(export, weight) => {
-                debug_assert!(weight > 0, "a weight of 0 would starve the export");
+                assert!(weight > 0, "a weight of 0 would starve the export");
                 if let Some(known) = self.exports.get_mut(usize::from(export.0)) {
                     known.weight = weight;
                 }
@@ -146,7 +146,7 @@ impl ExportShares {
                 }
             }
             ShareChange::TenantWeight(tenant, weight) => {
-                debug_assert!(weight > 0, "a weight of 0 would starve the tenant");
+                assert!(weight > 0, "a weight of 0 would starve the tenant");
                 if let Some(known) = self.tenants.get_mut(usize::from(tenant.0)) {
                     *known = weight;
                 }

@@ -81,10 +81,7 @@ impl FlushSequence {
 
     /// Returns the number of writes that finished since the last good flush was sent.
     pub fn unflushed(&self) -> u64 {
-        debug_assert!(
-            self.writes_flushed <= self.writes_completed,
-            "a flush covers finished writes"
-        );
+        assert!(self.writes_flushed <= self.writes_completed, "a flush covers finished writes");
         self.writes_completed - self.writes_flushed
     }
 
@@ -111,10 +108,7 @@ impl FlushSequence {
     /// Queues a bio for the device flush that may cover it; returns true when a device flush must be started.
     fn join(&mut self, bios: &mut Bios, slot: u32) -> bool {
         let idle = !self.is_running();
-        debug_assert!(
-            !idle || self.running.head().is_none(),
-            "an idle volume has no waiting flush"
-        );
+        assert!(!idle || self.running.head().is_none(), "an idle volume has no waiting flush");
         if idle || self.covers == self.writes_completed {
             self.running.push(bios, slot);
         } else {
@@ -131,7 +125,7 @@ impl FlushSequence {
 
     /// Notes what the device flush covers: it is sent now.
     fn cover(&mut self) {
-        debug_assert!(self.is_running(), "a device flush that is sent is running");
+        assert!(self.is_running(), "a device flush that is sent is running");
         self.covers = self.writes_completed;
     }
 
@@ -142,7 +136,7 @@ impl FlushSequence {
 
     /// Takes the device's answer; returns what the bios are told, and whether the volume became suspect.
     fn on_answer(&mut self, bios: &mut Bios, status: Status) -> (Status, bool) {
-        debug_assert!(self.is_running(), "only a device flush in flight is answered");
+        assert!(self.is_running(), "only a device flush in flight is answered");
         self.lost = false;
         match status {
             // What was lost while the device flushed is not on the device.
@@ -151,10 +145,7 @@ impl FlushSequence {
                 (Err(IoError::Medium), false)
             }
             Ok(()) => {
-                debug_assert!(
-                    self.covers <= self.writes_completed,
-                    "a flush covers finished writes"
-                );
+                assert!(self.covers <= self.writes_completed, "a flush covers finished writes");
                 self.writes_flushed = self.covers;
                 (Ok(()), false)
             }
@@ -171,10 +162,7 @@ impl FlushSequence {
 
     /// Ends the device flush; returns true when the next one must be sent for waiting bios.
     fn end(&mut self, bios: &mut Bios) -> bool {
-        debug_assert!(
-            self.running.head().is_none(),
-            "the bios of a flush are answered when it ends"
-        );
+        assert!(self.running.head().is_none(), "the bios of a flush are answered when it ends");
         self.join_all(bios);
         let again = self.running.head().is_some();
         if !again {
@@ -185,7 +173,7 @@ impl FlushSequence {
 
     /// Notes that the device flush timed out: no bio waits for it, and no flush succeeds before it is answered.
     fn lose(&mut self, bios: &mut Bios) {
-        debug_assert!(self.is_running(), "a device flush in flight times out");
+        assert!(self.is_running(), "a device flush in flight times out");
         self.lost = true;
         self.join_all(bios);
     }
@@ -205,7 +193,7 @@ impl Queue {
     /// Takes a flush bio of a volume.
     pub fn flush(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
         let bio = &pools.bios[slot].bio;
-        debug_assert!(bio.op == Op::Flush, "other bios go through the plug");
+        assert!(bio.op == Op::Flush, "other bios go through the plug");
         let volume = self.volumes.of_bio(bio.id.volume);
         volume.stats.ops[Op::Flush as usize].bios += 1;
         if volume.flush.is_suspect() {
@@ -332,7 +320,7 @@ impl Queue {
         self.volumes.of_bio(volume).flush.join_all(&mut pools.bios);
         self.answer_flushed(now, pools, volume, Err(IoError::TimedOut));
         let again = self.volumes.of_bio(volume).flush.end(&mut pools.bios);
-        debug_assert!(!again, "no bio waits for the next one");
+        assert!(!again, "no bio waits for the next one");
         self.free(pools, id);
     }
 

@@ -160,7 +160,7 @@ impl Gate {
 
     /// Returns the parameters of a tag policy for a queue with these options.
     pub fn tag_options(&self, options: &QueueOptions, cached: bool) -> TagOptions {
-        debug_assert!(self.bios > 0, "a shard has bios");
+        assert!(self.bios > 0, "a shard has bios");
         match options.scheduler.owns_shares() {
             true => TagOptions::open(options.tags(self.bios), self.waiters_max),
             false => TagOptions::new(options, self.waiters_max, cached),
@@ -207,7 +207,7 @@ impl Gate {
     /// `command_max`. `whole` says that commands are as long as the device's limits allow: then a request that needs several is
     /// granted the tags for all at once, so that they reach the device together.
     pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32, command_max: u32, whole: bool) {
-        debug_assert!(bytes_max > 0, "some requests may always be admitted");
+        assert!(bytes_max > 0, "some requests may always be admitted");
         (self.bytes_max, self.command_cost) = (bytes_max, command_cost);
         self.command_max = command_max;
         self.whole = whole;

@@ -69,7 +69,7 @@ impl Leases {
 
     /// Notes that a shard's request for tags waits until the next ones are lent to it.
     pub fn wait(&mut self, from: ShardId) {
-        debug_assert!(!self.waits[usize::from(from.0)], "a shard asks for tags once at a time");
+        assert!(!self.waits[usize::from(from.0)], "a shard asks for tags once at a time");
         self.waits[usize::from(from.0)] = true;
     }
 
@@ -82,13 +82,13 @@ impl Leases {
     pub fn take_back(&mut self, from: ShardId, tags: u16) {
         self.lent[usize::from(from.0)].sub(tags.into());
         self.total.sub(tags.into());
-        debug_assert!(self.timed_out <= self.total, "a timed-out bio keeps its tags");
+        assert!(self.timed_out <= self.total, "a timed-out bio keeps its tags");
     }
 
     /// Counts the tags of a bio that timed out.
     pub fn add_timed_out(&mut self, tags: u16) {
         self.timed_out.add(tags.into());
-        debug_assert!(self.timed_out <= self.total, "only lent tags time out");
+        assert!(self.timed_out <= self.total, "only lent tags time out");
     }
 
     /// Counts the tags of a timed-out bio that the device has answered.

@@ -17,7 +17,7 @@ impl Queue {
     /// Makes a piece of a split request for each of `tags` granted tags.
     pub(super) fn spawn_pieces(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
         let split = &mut pools.slots[id];
-        debug_assert!(split.state == RequestState::Split, "only a split request has pieces");
+        assert!(split.state == RequestState::Split, "only a split request has pieces");
         split.owed = split.owed.saturating_sub(tags);
         for _ in 0..tags {
             self.spawn_piece(pools, id, 0);
@@ -28,7 +28,7 @@ impl Queue {
     /// Makes the next piece of a split request, with `marks`, which uses one of its tags; without a next piece the tag is returned.
     fn spawn_piece(&mut self, pools: &mut Pools, parent: SlotId, marks: u16) {
         let from = &pools.slots[parent];
-        debug_assert!(from.parent == NIL, "a piece is not split again");
+        assert!(from.parent == NIL, "a piece is not split again");
         if from.done == from.len {
             if !from.is(Request::LEASED) {
                 self.gate.return_tag(from.is_sync());
@@ -42,7 +42,7 @@ impl Queue {
         let from = &mut pools.slots[parent];
         from.done += len;
         from.pieces += 1;
-        debug_assert!(from.done <= from.len, "pieces lie within their bio");
+        assert!(from.done <= from.len, "pieces lie within their bio");
         let whole = from.len;
         pools.slots[id].begin(piece);
         pools.slots[id].marks |= marks;
@@ -96,7 +96,7 @@ impl Queue {
         if split.pieces > 0 || split.owed > 0 {
             return;
         }
-        debug_assert!(split.done == split.len, "a split bio ends when all of it went into pieces");
+        assert!(split.done == split.len, "a split bio ends when all of it went into pieces");
         let (slot, status) = (split.bio_head, split.status);
         split.state = RequestState::Free;
         self.gate.leave(split);

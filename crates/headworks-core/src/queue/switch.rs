@@ -66,9 +66,9 @@ impl OptionSwitch {
 
     /// Holds a shard's lease request until the change is over; a shard has one at most.
     pub fn hold_lease_request(&mut self, from: ShardId, request: LeaseRequest) {
-        debug_assert!(self.is_draining(), "lease requests are held while the queue drains");
+        assert!(self.is_draining(), "lease requests are held while the queue drains");
         let held = self.lease_requests[usize::from(from.0)].replace(request);
-        debug_assert!(held.is_none(), "a shard has one lease request at most");
+        assert!(held.is_none(), "a shard has one lease request at most");
     }
 
     /// Returns the first held bio.
@@ -86,7 +86,7 @@ impl OptionSwitch {
 impl Queue {
     /// Sets an option that only the cache uses; nothing is drained.
     pub fn set_caching(&mut self, tunable: Tunable, value: u64) -> Status {
-        debug_assert!(tunable.is_caching(), "options of the queue are set by draining");
+        assert!(tunable.is_caching(), "options of the queue are set by draining");
         // A change in progress was made from the options as they were before.
         let next = self.switch.next.iter_mut().map(|(next, _)| next);
         let mut all = next.chain([&mut self.options]);
@@ -135,12 +135,12 @@ impl Queue {
     /// Drops the bio that has been held longest; the caller answers it.
     pub(super) fn drop_first_held(&mut self, pools: &mut Pools) {
         let dropped = self.switch.held.pop(&mut pools.bios);
-        debug_assert!(dropped.is_some(), "a held bio is dropped");
+        assert!(dropped.is_some(), "a held bio is dropped");
     }
 
     /// Returns the next held bio.
     pub fn next_held(&mut self, pools: &mut Pools) -> Option<u32> {
-        debug_assert!(!self.is_draining(), "held bios enter when the change is over");
+        assert!(!self.is_draining(), "held bios enter when the change is over");
         self.switch.held.pop(&mut pools.bios)
     }
 
@@ -177,7 +177,7 @@ impl Queue {
 
     /// Replaces the options of a drained queue, and the parts that depend on them.
     fn apply(&mut self, now: Instant, pools: &mut Pools, next: QueueOptions) -> Status {
-        debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
+        assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
         let lessees_see = |options: &QueueOptions| {
             let QueueOptions { max_sectors_kb, share, io_timeout_ns, .. } = *options;
@@ -228,7 +228,7 @@ impl Queue {
 
     /// Removes the device, which has no request. Slots that were made for more tags than it began with stay, for other devices.
     pub fn remove(&self, pools: &mut Pools, tags_at_start: u32) {
-        debug_assert!(self.can_be_removed(), "a device is removed while nothing uses it");
+        assert!(self.can_be_removed(), "a device is removed while nothing uses it");
         assert!(self.switch.slots_for >= tags_at_start, "slots are never taken back");
         pools.spare_slots += self.switch.slots_for - tags_at_start;
         clear_timers(pools, self.device);
@@ -237,7 +237,7 @@ impl Queue {
     /// Makes request slots for the pieces of more tags, and room in the lists of a batch. Once a change, never per request.
     fn make_room(&mut self, pools: &mut Pools) {
         let tags = self.options.tags(self.gate.bios());
-        debug_assert!(tags >= self.options.nr_requests, "there are tags for nr_requests at least");
+        assert!(tags >= self.options.nr_requests, "there are tags for nr_requests at least");
         let more = tags.saturating_sub(self.switch.slots_for);
         let spare = more.min(pools.spare_slots);
         pools.spare_slots -= spare;

@@ -52,7 +52,7 @@ impl Queue {
         if parent != NIL {
             // No more pieces. The bio is answered, so the other pieces in flight may be answered too late as well.
             let split = &mut pools.slots[parent];
-            debug_assert!(split.state == RequestState::Split, "a piece has a split request");
+            assert!(split.state == RequestState::Split, "a piece has a split request");
             split.done = split.len;
             split.status = Err(IoError::TimedOut);
             self.abandon_siblings(pools, parent);
@@ -103,7 +103,7 @@ impl Queue {
     #[cold]
     pub(super) fn refuse(&mut self, pools: &mut Pools, id: SlotId, wait_times: WaitTimes) {
         let request = &mut pools.slots[id];
-        debug_assert!(
+        assert!(
             matches!(request.state, RequestState::Plugged | RequestState::Waiting),
             "a request with a tag is not refused"
         );

@@ -94,7 +94,7 @@ impl VolumeQueues {
         if self.0.len() <= index {
             self.0.resize_with(index + 1, || None);
         }
-        debug_assert!(self.0[index].is_none(), "a volume is added once");
+        assert!(self.0[index].is_none(), "a volume is added once");
         self.0[index] = Some(Box::new(VolumeQueue::new(block_size)));
     }
 
@@ -102,7 +102,7 @@ impl VolumeQueues {
     pub fn remove(&mut self, volume: VolumeId) {
         if let Some(known) = self.0.get_mut(usize::from(volume.0)) {
             let running = known.as_ref().is_some_and(|volume| volume.flush.is_running());
-            debug_assert!(!running, "a volume is removed after its last flush");
+            assert!(!running, "a volume is removed after its last flush");
             *known = None;
         }
     }
