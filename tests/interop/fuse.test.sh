@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # matrix: engine
 # seconds: 20
+# lock: host
 # Exports as files of FUSE: fio's verification beside an NBD client of the same export, file systems, holes, permissions, live changes, kill -9.
 . "$(dirname "$0")/lib.sh"
 
@@ -51,7 +52,8 @@ from_file() { cmp <(tail -c +$((4096 * 9 + 2)) "$disk" | head -c 65536) "$DIR/pa
 pattern
 check "a program writes at any byte" by_file
 check "an NBD client reads it" from_nbd
-exec 5<"$disk" && head -c 1 <&5 >/dev/null
+# What a page cache would keep, for a program that has the file open all the time.
+exec 5<"$disk" && head -c 256K <&5 >/dev/null
 pattern
 check "an NBD client writes" to_nbd
 check "a program reads it at once" from_file
@@ -91,6 +93,24 @@ freed() { # the image has fewer blocks than before
     [ "$after" -lt "$before" ]
 }
 check "a punched hole frees the image's space" freed
+looped() { # a file system on a loop device of the file, whose trim reaches the image
+    local loop status before
+    mkdir -p "$DIR/mnt"
+    loop=$(losetup -f --show "$disk") || return 1
+    mkfs.ext4 -q "$loop" && mount "$loop" "$DIR/mnt" && head -c 16M /dev/urandom >"$DIR/mnt/f" && sync -f "$DIR/mnt" &&
+        before=$(stat -c %b "$IMAGES/disk.img") && rm "$DIR/mnt/f" && sync -f "$DIR/mnt" && fstrim "$DIR/mnt" &&
+        [ "$(stat -c %b "$IMAGES/disk.img")" -lt "$before" ]
+    status=$?
+    umount "$DIR/mnt"
+    e2fsck -fn "$loop" || status=1
+    losetup -d "$loop"
+    return $status
+}
+if [ "$(id -u)" = 0 ] && losetup -f >/dev/null 2>&1; then
+    check "ext4 on a loop device of the file, and its trim" looped
+else
+    skip "a loop device of the file" "no right to one"
+fi
 copied() { qemu-img convert -f raw -O raw "$disk" "$DIR/copy.img" && qemu-img compare -f raw -F raw "$disk" "$DIR/copy.img"; }
 command -v qemu-img >/dev/null && check "qemu-img copies the file, and finds it equal" copied
 check "a smaller size is refused" refused "not permitted" truncate -s 1M "$disk"
