@@ -3,6 +3,7 @@
 
   parts.py model SOCKET IMAGE NAME=START...      every export begins at START of the image; random requests by all of them in turn
   parts.py unflushed SOCKET NAME   a write that is in the cache when the server is killed
+  parts.py table SOCKET NAME FILE  the same of a table of partitions, the first sector of FILE
   parts.py upgrade IMAGE      clients go on while the server is replaced
 """
 
@@ -112,12 +113,15 @@ def upgrade(image):
     def configure(offset):
         with open(config, "w") as file:
             file.write('[server]\ncache = "16M"\n')
-            for name, keys in (("part", f"offset = {offset}"), ("second", "partition = 2")):
+            for name, keys in (("part", f"offset = {offset}"), ("second", "partition = 2"), ("whole", "")):
                 file.write(f'[[export]]\nname = "{name}"\nfile = {{ path = "{image}" }}\n{keys}\n')
 
     configure(32256)
     server = Server("parts-upgrade", "--config", config)
-    clients = {name: connect(server.socket, name) for name in ("part", "second")}
+    clients = {name: connect(server.socket, name) for name in ("part", "second", "whole")}
+    # The table is destroyed, and the next process finds its partitions nevertheless.
+    table = clients["whole"].pread(17408, 0)
+    clients["whole"].zero(17408, 0, nbd.CMD_FLAG_FUA)
     begin = {"part": 32256, "second": 34817 * 512}
     for number, (name, start) in enumerate(begin.items(), 1):
         clients[name].pwrite(bytes([number]) * 5000, (20 << 20) - start + 10000 * number + 7)
@@ -134,6 +138,7 @@ def upgrade(image):
     why = server.ctl("upgrade", ok=False)
     tap.check("no client gets another part", "begins at byte 32768 of its image now and began at 32256" in why, why)
     check()
+    clients["whole"].pwrite(table, 0, nbd.CMD_FLAG_FUA)
     for client in clients.values():
         client.shutdown()
     server.stop()
@@ -146,10 +151,19 @@ def unflushed(socket, name):
     tap.ok("a part is written and not flushed")
 
 
+def table(socket, name, path):
+    handle = connect(socket, name)
+    with open(path, "rb") as file:
+        handle.pwrite(file.read(512), 0)
+    tap.ok("a table is written and not flushed")
+
+
 if sys.argv[1] == "model":
     model(sys.argv[2], sys.argv[3], sys.argv[4:])
 elif sys.argv[1] == "unflushed":
     unflushed(sys.argv[2], sys.argv[3])
+elif sys.argv[1] == "table":
+    table(sys.argv[2], sys.argv[3], sys.argv[4])
 else:
     upgrade(sys.argv[2])
 tap.done()

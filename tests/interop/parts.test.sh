@@ -84,6 +84,17 @@ stop_server
 # shellcheck disable=SC2086
 check "the base is as it was" bash -c 'dd if="$1" bs=512 skip=34817 count=65535 status=none | cmp - "$2"' - "$DISK" "$DIR/fs.img"
 
+# A remote that permits one client at a time, which is its default.
+qemu-nbd -t -f raw -k "$DIR/remote.sock" "$DISK" &
+REMOTE=$!
+wait_until 20 test -S "$DIR/remote.sock"
+CACHE=16M serve "whole=nbd:uri=nbd+unix:///?socket=$DIR/remote.sock" "p2=nbd:uri=nbd+unix:///?socket=$DIR/remote.sock,partition=2"
+# shellcheck disable=SC2086
+check "a partition of a remote" is_copied p2 "$DISK" $SECOND
+stop_server
+kill $REMOTE
+wait $REMOTE 2>/dev/null
+
 # Sizes that change, a configuration that changes.
 cat >"$DIR/parts.toml" <<END
 [server]
@@ -132,3 +143,14 @@ trap 'rm -rf "$memory"' EXIT
 chmod 700 "$memory"
 export HW_SERVER=$HEADWORKS HW_ENGINE=$ENGINE HW_MEMORY=$memory HW_DIR=$DIR HW_IMAGES=$IMAGES
 script parts.py upgrade "$DISK"
+
+# The table that counts is the one that a killed server had acknowledged.
+CACHE=16M serve --cache-file "$memory/cache" "whole=file:path=$DISK"
+script parts.py table "$SOCKET" whole "$DIR/mbr.img"
+kill -9 "$SERVER"
+wait "$SERVER" 2>/dev/null
+SERVER=0
+check "the table is not in the image" test "$(sfdisk -d "$DISK" 2>/dev/null | grep -c 'label: gpt')" = 1
+CACHE=16M serve --cache-file "$memory/cache" "p1=file:path=$DISK,partition=1" "whole=file:path=$DISK"
+check "a partition of it is served" size_is p1 1048576
+stop_server

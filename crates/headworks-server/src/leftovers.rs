@@ -33,6 +33,7 @@ use headworks_cache_memory::{
 use headworks_core::{ConfigError, VolumeId};
 use headworks_nbd::client::Export;
 
+use crate::export_range::ExportRange;
 use crate::recovery::write_to_state;
 
 /// Removes a file whose data are all on their images.
@@ -191,6 +192,8 @@ pub struct Leftovers {
     /// Paths of images that a server which hands over may have marked.
     marked: Arc<Mutex<Vec<PathBuf>>>,
     remotes: Arc<Mutex<Vec<(Identity, Export)>>>,
+    /// Partitions that a server which hands over serves.
+    partitions: Arc<Mutex<Vec<(Identity, u8, ExportRange)>>>,
     /// Images whose dead server left its memory.
     covered: Arc<Mutex<Vec<Identity>>>,
 }
@@ -294,9 +297,23 @@ impl Leftovers {
         Some(remotes.swap_remove(index).1)
     }
 
-    /// Forgets the locks, marks and remotes that no image has taken: locks go with their last descriptor.
+    /// Adds a partition of an image that a running server hands over.
+    pub(crate) fn add_partition(&self, image: Identity, number: u8, range: ExportRange) {
+        let mut partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        partitions.push((image, number, range));
+    }
+
+    /// Where a partition of an image is, if a running server hands it over.
+    pub(crate) fn partition_of(&self, image: Identity, number: u8) -> Option<ExportRange> {
+        let partitions = self.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_image = partitions.iter().filter(|(other, ..)| other.has_numbers_of(&image));
+        of_image.find(|(_, other, _)| *other == number).map(|(.., range)| *range)
+    }
+
+    /// Forgets partitions, and the locks, marks and remotes that no image has taken: locks go with their last descriptor.
     pub(crate) fn drop_locks(&self) {
         self.remotes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.partitions.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.marked.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.locks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

@@ -31,6 +31,7 @@ use crate::tenant::no_tenant;
 use headworks::house::display_size;
 use headworks::{Device, Image};
 use image::{CreatedImage, OpenedImage, Opening, SharedDeviceKey, VolumeOrigin, filesystem_device};
+use range::Table;
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
 pub(crate) use export_spec::EXPORTS_MAX;
@@ -208,6 +209,7 @@ impl Assembly {
                 Some(Ok(opened)) => builder.opened = Some(opened),
                 None => {}
             }
+            builder.with_table = range::needs_table(exports, export, &builder.leftovers);
             if let Err(error) = builder.add(export, write(export), device_of(exports, export)) {
                 let may_come =
                     is_away(&export.spec.base, &error) || error.option == range::PARTITION;
@@ -320,6 +322,10 @@ struct Builder {
     leftovers: Leftovers,
     /// The image of the export that is added next, if it is open already.
     opened: Option<OpenedOrNot>,
+    /// An export of that image needs its table of partitions.
+    with_table: bool,
+    /// Tables that were read.
+    tables: Vec<(VolumeId, Table)>,
 }
 
 impl Builder {
@@ -344,6 +350,7 @@ impl Builder {
     /// Waits for a late image; returns the reason if it cannot be served.
     fn wait_for(&mut self, exports: &[ExportSpec], late: &LateImage) -> Option<String> {
         let spec = &late.spec;
+        self.with_table = range::needs_table(exports, spec, &self.leftovers);
         self.opened = late.image.as_ref().and_then(|image| image.recv().ok());
         let added = self.add(spec, wants_write(exports, spec), device_of(exports, spec));
         added.err().map(|error| error.message)
@@ -356,7 +363,11 @@ impl Builder {
         named: Option<&NamedDevice>,
     ) -> Result<(), ConfigError> {
         let (volume, partition) = match self.find(export) {
-            Some(volume) => (volume, self.partition_of(export, volume)?),
+            Some(volume) => {
+                let table = self.tables.iter().find(|(of, _)| *of == volume);
+                let table = table.map(|(_, table)| table);
+                (volume, range::of_partition(export, table, &self.leftovers)?)
+            }
             None => self.open(export, write, named)?,
         };
         let device = self.assembly.volumes[usize::from(volume.0)].0;
@@ -374,20 +385,6 @@ impl Builder {
         let export = assembled(export, (volume, range), &origin.what, options.size);
         self.assembly.exports.push(export);
         Ok(())
-    }
-
-    /// The partition of an image that is open already. What a killed server left of the image is written first: the table may be among it.
-    fn partition_of(
-        &mut self,
-        export: &ExportSpec,
-        volume: VolumeId,
-    ) -> Result<Option<ExportRange>, ConfigError> {
-        if export.share.partition > 0 {
-            for (_, pending) in self.assembly.pending.extract_if(.., |(of, _)| *of == volume) {
-                self.assembly.notes.push(pending.write()?);
-            }
-        }
-        range::of_partition(export)
     }
 
     /// Finds the volume of a file that is open already.
@@ -412,9 +409,8 @@ impl Builder {
         write: bool,
         named: Option<&NamedDevice>,
     ) -> Result<(VolumeId, Option<ExportRange>), ConfigError> {
-        let opened = self.opened.take().unwrap_or_else(|| {
-            OpenedImage::by(self.opening, &export.spec, write, &self.leftovers)
-        })?;
+        let open = || OpenedImage::by(self.opening, &export.spec, write, &self.leftovers);
+        let mut opened = self.opened.take().unwrap_or_else(open)?;
         let joins = opened
             .common(export)
             .is_some_and(|key| self.groups.iter().any(|group| group.common == key));
@@ -435,13 +431,18 @@ impl Builder {
         };
         self.assembly.notes.extend(restored.notes);
         let mut pending = restored.pending;
-        if export.share.partition > 0 {
+        let made = opened.made(&export.spec).filter(|_| self.opening == Opening::Serve);
+        let mut table = None;
+        if self.with_table {
+            // The table may be among what a killed server left.
             for pending in pending.drain(..) {
                 self.assembly.notes.push(pending.write()?);
             }
+            let open = || OpenedImage::by(self.opening, &export.spec, write, &self.leftovers);
+            let (again, read) = range::with_table(opened, export, open)?;
+            (opened, table) = (again, Some(read));
         }
-        let made = opened.made(&export.spec).filter(|_| self.opening == Opening::Serve);
-        let partition = match range::of_partition(export) {
+        let partition = match range::of_partition(export, table.as_ref(), &self.leftovers) {
             Ok(partition) => partition,
             Err(error) => {
                 // Nothing was written to an image that is new.
@@ -449,6 +450,7 @@ impl Builder {
                 return Err(error);
             }
         };
+        self.tables.extend(table.map(|table| (volume, table)));
         self.assembly.created.extend(made);
         self.assembly.suspect.extend(restored.suspect.then_some(volume));
         let pending = pending.into_iter().map(|pending| (volume, pending));

@@ -5,6 +5,8 @@
 //! format has there, and what a killed server left, which is written before. The image is opened a second time for it, for reading alone;
 //! it may be in use.
 
+use std::time::Duration;
+
 use headworks_core::{ConfigError, ShardConfig, VolumeConfig, VolumeId, WriteMode};
 
 use super::image::{OpenedImage, Opening};
@@ -16,36 +18,110 @@ use crate::partition_table::PartitionTable;
 use crate::spec::{BaseDevice, Spec};
 use headworks::house::display_size;
 
+/// Two seconds in all, beside what the attempts take.
+const PATIENCE_TRIES: u32 = 80;
+const PATIENCE_PAUSE: Duration = Duration::from_millis(25);
+
 /// The key of errors about partitions.
 pub(super) const PARTITION: &str = "partition";
 
-/// The range of the partition that an export names; none if it names none.
-///
-/// # Errors
-/// The image has no such partition, or cannot be read.
-pub(crate) fn of_partition(export: &ExportSpec) -> Result<Option<ExportRange>, ConfigError> {
-    let number = export.share.partition;
-    if number == 0 {
-        return Ok(None);
-    }
+/// A table of partitions, or why there is none.
+pub(crate) type Table = Result<PartitionTable, ConfigError>;
+
+/// Reads the table of an image. It may be in use.
+fn read_table(export: &ExportSpec) -> Table {
     let mut base = export.spec.base.clone();
     if let BaseDevice::Nbd(remote) = &mut base {
         remote.options.connections = 1;
     }
     let spec = Spec { wrappers: Vec::new(), base };
     let opened = OpenedImage::by(Opening::Read, &spec, false, &Leftovers::default())?;
-    let (what, options) = (opened.what().to_owned(), opened.options);
+    let (what, options) = (shown_image(export, opened.what()), opened.options);
     let (queue, device) = opened.into_device(&spec, VolumeId(0));
     let mut reader = DeviceReader::start(device, queue, options)?;
     let mut read = |offset, bytes: &mut [u8]| reader.read_at(offset, bytes);
-    let found = PartitionTable::read(options.size, &mut read).and_then(|table| table.find(number));
-    match found {
-        Ok((start, len)) => Ok(Some(ExportRange::new(start, Some(len)))),
-        Err(why) => {
-            let what = shown_image(export, &what);
-            Err(ConfigError::new(PARTITION, format!("{what} {why}")))
+    let table = PartitionTable::read(options.size, &mut read);
+    table.map_err(|why| ConfigError::new(PARTITION, format!("{what} {why}")))
+}
+
+/// Reads the table of an image that was just opened. A remote is opened again after it, since its server may permit one client.
+///
+/// # Errors
+/// It cannot be opened again.
+pub(crate) fn with_table(
+    opened: OpenedImage,
+    export: &ExportSpec,
+    open_again: impl FnMut() -> Result<OpenedImage, ConfigError>,
+) -> Result<(OpenedImage, Table), ConfigError> {
+    if !matches!(export.spec.base, BaseDevice::Nbd(_)) {
+        return Ok((opened, read_table(export)));
+    }
+    drop(opened);
+    let table = patiently(|| read_table(export));
+    Ok((patiently(open_again)?, table))
+}
+
+/// Tries again for a moment if a remote refuses: it may not have noticed that its only client has left.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ConfigError>) -> Result<T, ConfigError> {
+    for _ in 0..PATIENCE_TRIES {
+        match attempt() {
+            Err(error) if error.option == "uri" => std::thread::sleep(PATIENCE_PAUSE),
+            ended => return ended,
         }
     }
+    attempt()
+}
+
+/// The range of the partition that an export names; none if it names none. One that a running server hands over is that which its clients
+/// have; others are looked up in `table`, or in that of the image as it is now.
+///
+/// # Errors
+/// The image has no such partition, or cannot be read.
+pub(crate) fn of_partition(
+    export: &ExportSpec,
+    table: Option<&Table>,
+    leftovers: &Leftovers,
+) -> Result<Option<ExportRange>, ConfigError> {
+    let number = export.share.partition;
+    if number == 0 {
+        return Ok(None);
+    }
+    if let Some(range) = handed(export, leftovers) {
+        return Ok(Some(range));
+    }
+    let read;
+    let table = match table {
+        Some(table) => table,
+        None => {
+            read = read_table(export);
+            &read
+        }
+    };
+    let found = table.as_ref().map_err(Clone::clone)?.find(number);
+    let wrong = |why| {
+        let what = shown_image(export, "the image");
+        ConfigError::new(PARTITION, format!("{what} {why}"))
+    };
+    found.map(|(start, len)| Some(ExportRange::new(start, Some(len)))).map_err(wrong)
+}
+
+/// The partition of an export that a running server hands over.
+fn handed(export: &ExportSpec, leftovers: &Leftovers) -> Option<ExportRange> {
+    leftovers.partition_of(export.identity()?, export.share.partition)
+}
+
+/// Whether an export of the image of this one names a partition that is to be looked up.
+pub(super) fn needs_table(
+    exports: &[ExportSpec],
+    export: &ExportSpec,
+    leftovers: &Leftovers,
+) -> bool {
+    let own = export.identity();
+    let is_same = |other: &ExportSpec| {
+        std::ptr::eq(other, export) || own.is_some() && other.identity() == own
+    };
+    let mut naming = exports.iter().filter(|other| other.share.partition > 0);
+    naming.any(|other| is_same(other) && handed(other, leftovers).is_none())
 }
 
 /// The range of an export of a volume of `size` bytes, which is `what` for people; that of its `partition`, if it has one.

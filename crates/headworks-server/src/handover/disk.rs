@@ -22,7 +22,7 @@ use headworks::house::display_size;
 use headworks_core::{ShardId, VolumeId, VolumeOptions};
 use headworks_nbd::{ExportInfo, TransmissionFlags};
 
-use super::standing::HandedRemote;
+use super::standing::{HandedPartition, HandedRemote};
 use crate::assemble::image::VolumeOrigin;
 use crate::export_range::ExportRange;
 use crate::marker::place_of_mark;
@@ -47,6 +47,8 @@ pub(crate) struct HandedVolume {
     pub read_only: bool,
     /// The remote behind it, as it was opened.
     pub remote: Option<HandedRemote>,
+    /// Partitions of it that are served.
+    pub partitions: Vec<HandedPartition>,
 }
 
 impl HandedVolume {
@@ -61,7 +63,18 @@ impl HandedVolume {
         let (key, path) =
             (disk_key(origin, before), place_of_mark(&origin.spec.base, origin.identity));
         let is_known = origin.identity.is_none_or(|identity| identity.is_known());
-        Self { id, home, export, key, is_known, path, size, read_only, remote: None }
+        Self {
+            id,
+            home,
+            export,
+            key,
+            is_known,
+            path,
+            size,
+            read_only,
+            remote: None,
+            partitions: Vec::new(),
+        }
     }
 
     /// Why `new` is not this disk, as a clause about the export; none if it is.

@@ -157,8 +157,11 @@ impl Server {
         let (mut volumes, _) = changes::hand_over::volumes_to_hand_over(self.service().changes())?;
         // Another image may get the numbers of one that is closed.
         volumes.retain(|volume| volume.is_known);
-        // The next process asks the remotes anew: they may have changed with the restart. The marks are gone by then.
-        volumes.iter_mut().for_each(|volume| (volume.remote, volume.path) = (None, None));
+        // The next process asks the remotes anew, and looks partitions up: they may have changed with the restart. The marks are gone by then.
+        for volume in &mut volumes {
+            (volume.remote, volume.path) = (None, None);
+            volume.partitions.clear();
+        }
         let (listeners, locks, has_memory) = (&[][..], Vec::new(), self.keeps_cache());
         StandingParts { listeners, locks, has_memory, volumes: &volumes, changes: "" }.write()
     }

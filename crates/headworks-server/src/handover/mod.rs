@@ -32,6 +32,6 @@ pub use give::PauseInProgress;
 pub use record::Handover;
 pub(crate) use request::AnswerGuard;
 pub use request::{UpgradeHook, UpgradeRefusal, UpgradeReport, UpgradeRequest, UpgradeResult};
-pub(crate) use standing::{HandedListener, HandedRemote, ListenerRole};
+pub(crate) use standing::{HandedListener, HandedPartition, HandedRemote, ListenerRole};
 pub(crate) use take::Adoption;
 pub use takeover::{Takeover, TakeoverStep, TakeoverSteps, UnmatchedClients};

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::disk::HandedVolume;
 use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth};
+use crate::export_range::ExportRange;
 use crate::leftovers::Leftovers;
 
 /// What a listening socket is for.
@@ -111,6 +112,28 @@ impl HandedRemote {
     }
 }
 
+/// A partition that is served, where its clients know it: its table may have changed since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HandedPartition {
+    pub identity: Identity,
+    pub number: u8,
+    pub range: ExportRange,
+}
+
+impl HandedPartition {
+    fn write(&self) -> Value {
+        let Identity { filesystem, inode, .. } = self.identity;
+        let (start, length) = (self.range.start(), self.range.size(u64::MAX));
+        json!({ "filesystem": filesystem, "inode": inode, "number": self.number, "start": start, "length": length })
+    }
+
+    fn read(entry: &Value) -> Result<Self, String> {
+        let identity = Identity::of_numbers(number(entry, "filesystem")?, number(entry, "inode")?);
+        let range = ExportRange::new(number(entry, "start")?, Some(number(entry, "length")?));
+        Ok(Self { identity, number: fitting(entry, "number")?, range })
+    }
+}
+
 /// A path as bytes; none of a volume without an image.
 fn read_path(value: &Value) -> Option<PathBuf> {
     let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
@@ -157,10 +180,22 @@ impl StandingParts<'_> {
             );
         }
         let volume = |volume: &HandedVolume| {
-            let HandedVolume { id, home, export, key, path, size, read_only, remote, .. } = volume;
+            let HandedVolume {
+                id,
+                home,
+                export,
+                key,
+                path,
+                size,
+                read_only,
+                remote,
+                partitions,
+                ..
+            } = volume;
             let path = path.as_ref().map(|path| path.as_os_str().as_bytes());
             json!({ "id": id.0, "home": home.0, "export": export, "key": key, "path": path,
-            "size": size, "read_only": read_only, "remote": remote.as_ref().map(HandedRemote::write) })
+            "size": size, "read_only": read_only, "remote": remote.as_ref().map(HandedRemote::write),
+            "partitions": partitions.iter().map(HandedPartition::write).collect::<Vec<_>>() })
         };
         let head = json!({
             "listeners": listeners?,
@@ -208,6 +243,11 @@ impl Standing {
                     Some(remote) => Some(HandedRemote::read(remote)?),
                     None => None,
                 },
+                partitions: match entry.get("partitions").and_then(Value::as_array) {
+                    Some(all) => all.iter().map(HandedPartition::read).collect::<Result<_, _>>()?,
+                    // A process before this version has none.
+                    None => Vec::new(),
+                },
             });
         }
         let changes = text(&head, "changes")?.to_owned();
@@ -221,7 +261,7 @@ impl Standing {
         })
     }
 
-    /// Gives locks, marks and remotes to those that open images.
+    /// Gives locks, marks, remotes and partitions to those that open images.
     pub fn give_locks(&self, leftovers: &Leftovers) {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.drain(..).for_each(|(identity, lock)| leftovers.add_lock(identity, lock));
@@ -231,6 +271,9 @@ impl Standing {
             .for_each(|path| leftovers.add_marked(path));
         let remotes = self.volumes.iter().filter_map(|volume| volume.remote.clone());
         remotes.for_each(|remote| leftovers.add_remote(remote.identity, remote.export));
+        for one in self.volumes.iter().flat_map(|volume| &volume.partitions) {
+            leftovers.add_partition(one.identity, one.number, one.range);
+        }
     }
 
     /// Closes the listeners that were not taken, and removes their files: this server does not listen there.

@@ -183,6 +183,45 @@ fn client_and_dirty_cache_go_on_in_next_server() {
 }
 
 #[test]
+fn partition_goes_on_where_it_was_though_its_table_is_gone() {
+    let place = Place::new("handover-partition", 2, true);
+    let path = place.image.path().display().to_string();
+    let mut bytes = std::fs::read(place.image.path()).unwrap();
+    bytes[..510].fill(0);
+    // One partition of 2048 sectors from sector 2049 on.
+    bytes[450..462].copy_from_slice(&[0x83, 0, 0, 0, 1, 8, 0, 0, 0, 8, 0, 0]);
+    bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    std::fs::write(place.image.path(), &bytes).unwrap();
+    let texts = [format!("disk=file:path={path},partition=1"), format!("whole={path}")];
+    let texts = texts.each_ref().map(String::as_str);
+    let mut server = place.serve(&texts, None).unwrap();
+    let mut client = place.client();
+    client.write(0, &[1; BLOCK], CommandFlags::NONE).unwrap();
+    // It is gone from the cache, and later from the disk.
+    place.client_of("whole").write(0, &[0; 512], CommandFlags::NONE).unwrap();
+    for _ in 0..2 {
+        server = place.replace_by(server, &texts);
+        let mut found = [0; BLOCK];
+        client.read(0, &mut found).unwrap();
+        assert_eq!(found, [1; BLOCK]);
+        assert_eq!(exports(&server)[0]["offset"], 2049 * 512);
+        place.client_of("whole").flush().unwrap();
+    }
+    // Another place is another disk for its client.
+    let old = Arc::new(server);
+    let moved = format!("disk=file:path={path},offset=1M,length=1M");
+    let refused = place.try_replace(&old, &[&moved, texts[1]], UnmatchedClients::Refuse).err();
+    let refused = refused.unwrap().message;
+    let why = "it begins at byte 1048576 of its image now and began at 1049088";
+    assert!(refused.contains(why), "{refused}");
+    old.resume();
+    client.write(BLOCK as u64, &[2; BLOCK], CommandFlags::NONE).unwrap();
+    client.disconnect().unwrap();
+    end(Arc::into_inner(old).unwrap());
+    assert_eq!(std::fs::read(place.image.path()).unwrap()[2049 * 512 + BLOCK], 2);
+}
+
+#[test]
 fn half_sent_request_goes_on_at_its_next_byte() {
     let place = Place::new("handover-half", 1, true);
     let mut server = place.start(None).unwrap();

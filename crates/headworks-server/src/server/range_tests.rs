@@ -5,9 +5,11 @@ use std::path::Path;
 use headworks::testing::{TempDir, TempFile};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
+use headworks_vhost::RequestOp;
 use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};
+use super::rings_tests::{Folder, content, driver, each_block, nbd, one, wait_for};
 use crate::assemble::Assembly;
 use crate::options::MissingImage;
 use crate::{Address, Server, ServerOptions};
@@ -43,13 +45,23 @@ struct Bench {
 
 impl Bench {
     fn start(name: &str, cache: u64, texts: &[&str]) -> Self {
+        Self::start_with(name, cache, texts, |_| {})
+    }
+
+    fn start_with(
+        name: &str,
+        cache: u64,
+        texts: &[&str],
+        changed: impl FnOnce(&mut ServerOptions),
+    ) -> Self {
         let folder = TempDir::new(name);
         let specs: Vec<_> = texts.iter().map(|text| spec(text)).collect();
-        let options = ServerOptions {
+        let mut options = ServerOptions {
             listen: vec![Address::Unix { path: folder.join("socket"), mode: 0o600 }],
             cache,
             ..options(2)
         };
+        changed(&mut options);
         let server = Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap();
         Self { folder, server }
     }
@@ -227,6 +239,32 @@ fn partition_is_served_and_a_missing_one_is_absent() {
     end(bench.server);
 }
 
+/// A server of one client at a time, as `qemu-nbd` is without `-e`.
+#[test]
+fn partitions_of_a_remote_that_permits_one_client_are_served() {
+    let (file, mut bytes) = image("range-remote");
+    put_table(file.path(), &mut bytes);
+    let below = Bench::start_with(
+        "range-remote-a",
+        0,
+        &[&format!("d={}", file.path().display())],
+        |options| {
+            options.clients.connections = 1;
+            options.shards = 1;
+        },
+    );
+    let uri = format!("nbd+unix:///d?socket={}", below.folder.join("socket").display());
+    let text = |name: &str, keys: &str| format!("{name}=nbd:uri={uri},connections=1{keys}");
+    let texts = [text("whole", ""), text("one", ",partition=1"), text("two", ",partition=2")];
+    let bench = Bench::start("range-remote-b", 0, &texts.each_ref().map(String::as_str));
+    assert_eq!((bench.row("one"), bench.row("two").1), ((MIB, MIB), 4099 * 512));
+    let mut read = [0; 512];
+    bench.client("two").read(512, &mut read).unwrap();
+    assert!(read[..] == bytes[4100 * 512..][..512]);
+    end(bench.server);
+    end(below.server);
+}
+
 #[test]
 fn partition_of_an_overlay_is_that_of_its_own_table() {
     let folder = TempDir::new("range-overlay");
@@ -250,4 +288,42 @@ fn partition_of_an_overlay_is_that_of_its_own_table() {
     bench.client("one").read(0, &mut read).unwrap();
     assert_eq!((bench.row("one"), read), ((MIB, 3 * MIB), [5; 512]));
     end(bench.server);
+}
+
+#[test]
+fn part_is_a_disk_of_its_own_for_a_machine() {
+    for cache in [0, 16 << 20] {
+        let folder = Folder::new("range-machine");
+        let image = folder.path("image");
+        std::fs::write(&image, vec![0; 4 << 20]).unwrap();
+        let path = image.display();
+        let texts = [
+            format!("part=file:path={path},offset=32256,length=1049088"),
+            format!("open=file:path={path},offset=1"),
+            format!("whole=file:path={path}"),
+        ];
+        let server = folder.serve(&texts.each_ref().map(String::as_str), |options| {
+            options.cache = cache;
+        });
+        let mut machine = driver(&folder.path("part"), |options| options.pieces = 4);
+        // What is beyond the last whole sector is not offered.
+        let mut other = driver(&folder.path("open"), |_| {});
+        assert_eq!((machine.capacity().size, other.capacity().size), (1_049_088, (4 << 20) - 512));
+        let [queue] = machine.queues() else { panic!("one queue") };
+        each_block(queue, RequestOp::Write, 0, 256);
+        each_block(queue, RequestOp::Read, 0, 256);
+        let mut bytes = vec![0; 4096];
+        nbd(&folder, "whole").read(32_256 + 5 * 4096, &mut bytes).unwrap();
+        assert_eq!(bytes, content(5), "{cache}");
+        for op in [RequestOp::Read, RequestOp::Write, RequestOp::WriteZeroes] {
+            assert_eq!(one(queue, op, 1 << 20, 512), 0, "the last sector");
+            assert_eq!(one(queue, op, 1 << 20, 1024), 1, "the image goes on, the disk does not");
+        }
+        call(&server, "resize", json!({ "export": "whole", "size": "5M" })).unwrap();
+        wait_for("the other disk has grown", || {
+            other.read_capacity().unwrap().size == (5 << 20) - 512
+        });
+        assert_eq!(machine.read_capacity().unwrap().size, 1_049_088);
+        end(server);
+    }
 }

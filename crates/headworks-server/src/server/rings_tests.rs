@@ -74,7 +74,7 @@ pub(super) fn driver(socket: &Path, changed: impl FnOnce(&mut DriverOptions)) ->
 }
 
 /// Content of a block, which no other has.
-fn content(block: u64) -> [u8; BLOCK] {
+pub(super) fn content(block: u64) -> [u8; BLOCK] {
     let mut bytes = [0; BLOCK];
     for (place, word) in bytes.chunks_exact_mut(8).zip(0..) {
         place.copy_from_slice(&(block << 16 | word).to_le_bytes());
@@ -83,7 +83,7 @@ fn content(block: u64) -> [u8; BLOCK] {
 }
 
 /// Carries out one request of slot 0; returns its status byte.
-fn one(queue: &mut Queue, op: RequestOp, offset: u64, len: usize) -> u8 {
+pub(super) fn one(queue: &mut Queue, op: RequestOp, offset: u64, len: usize) -> u8 {
     queue.put(0, op, offset, len as u32, 0);
     queue.submit();
     answer(queue)
@@ -97,7 +97,7 @@ fn answer(queue: &mut Queue) -> u8 {
 }
 
 /// Writes or reads and checks blocks with as many requests at once as there are slots.
-fn each_block(queue: &mut Queue, op: RequestOp, first: u64, count: u64) {
+pub(super) fn each_block(queue: &mut Queue, op: RequestOp, first: u64, count: u64) {
     let (mut next, mut left) = (first, count);
     let mut blocks = vec![0; usize::from(queue.depth())];
     while left > 0 {
@@ -128,7 +128,7 @@ fn each_block(queue: &mut Queue, op: RequestOp, first: u64, count: u64) {
     }
 }
 
-fn nbd(folder: &Folder, export: &str) -> Client {
+pub(super) fn nbd(folder: &Folder, export: &str) -> Client {
     Client::connect(&folder.uri(export), ClientOptions::default()).unwrap()
 }
 

@@ -194,7 +194,7 @@ fn submit<S>(
     shares: &mut Shares<'_>,
 ) {
     let session = &mut client.session;
-    let Some(binding) = session.last_binding() else {
+    let Some(&binding) = session.last_binding() else {
         unreachable!("a client takes requests when it has its export");
     };
     let Request { cookie, offset, len, .. } = *request;

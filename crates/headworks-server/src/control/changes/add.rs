@@ -32,7 +32,7 @@ use crate::control::inventory::{Addition, DeviceEntry, Inventory, Placement, Vol
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, lock};
 use crate::export_range::ExportRange;
-use crate::leftovers::RestoredImage;
+use crate::leftovers::{Leftovers, RestoredImage};
 use crate::messages::command::ShardCommand;
 use headworks::Device;
 use headworks_control::{RpcFault, answers, methods};
@@ -116,7 +116,8 @@ fn partition_of_served(
         );
         return Err(RpcFault::refused("EIO", message));
     }
-    range::of_partition(spec).map_err(|error| wrong(&error))
+    let found = range::of_partition(spec, None, &Leftovers::default());
+    found.map_err(|error| wrong(&error))
 }
 
 /// Serves an export of a volume in use, or reserves the name and the image of one that is to be opened.
@@ -164,9 +165,11 @@ fn add_new(
     spec: &ExportSpec,
     opened: Option<OpenedImage>,
 ) -> Result<(ExportNode, Vec<String>), RpcFault> {
-    let image = open_image(live, spec, opened)?;
-    let made = image.opened.made(&spec.spec);
-    let done = serve_new(live, spec, image);
+    let ImageToAdd { opened, restored, written } = open_image(live, spec, opened)?;
+    let made = opened.made(&spec.spec);
+    let done = look_up(spec, opened).and_then(|(opened, partition)| {
+        serve_new(live, spec, ImageToAdd { opened, restored, written }, partition)
+    });
     if done.is_err() {
         // No client has written to the new image.
         if let Some(made) = made {
@@ -181,9 +184,9 @@ fn serve_new(
     live: &LiveChanges,
     spec: &ExportSpec,
     image: ImageToAdd,
+    partition: Option<ExportRange>,
 ) -> Result<(ExportNode, Vec<String>), RpcFault> {
     let suspect = image.restored.suspect;
-    let partition = range::of_partition(spec).map_err(|error| wrong(&error))?;
     let (volume, mut notes) = add_volume(live, &mut lock(&live.inventory), spec, None, image)?;
     notes.extend(keep(live, volume, suspect));
     let served = share_base(live, volume).and_then(|note| {
@@ -204,6 +207,22 @@ fn serve_new(
             Err(fault)
         }
     }
+}
+
+/// The partition that an export names, in the image that was just opened.
+fn look_up(
+    spec: &ExportSpec,
+    opened: OpenedImage,
+) -> Result<(OpenedImage, Option<ExportRange>), RpcFault> {
+    if spec.share.partition == 0 {
+        return Ok((opened, None));
+    }
+    let again = || OpenedImage::new(&spec.spec, spec.writes());
+    let found = range::with_table(opened, spec, again).and_then(|(opened, table)| {
+        let found = range::of_partition(spec, Some(&table), &Leftovers::default());
+        Ok((opened, found?))
+    });
+    found.map_err(|error| wrong(&error))
 }
 
 /// Prepares for dirty data of a volume that no export leads to yet; returns a sentence if its image cannot be marked.

@@ -9,8 +9,8 @@ use headworks_core::VolumeId;
 use super::LiveChanges;
 use crate::assemble::image::VolumeOrigin;
 use crate::assemble::shown_name;
-use crate::control::tree::lock;
-use crate::handover::{HandedRemote, HandedVolume};
+use crate::control::tree::{ExportNode, lock};
+use crate::handover::{HandedPartition, HandedRemote, HandedVolume};
 use crate::spec::{BaseDevice, Wrapper};
 
 /// The open file that holds the lock of an image.
@@ -37,7 +37,7 @@ pub fn volumes_to_flush(live: &LiveChanges) -> Vec<VolumeId> {
 pub fn volumes_to_hand_over(
     live: &LiveChanges,
 ) -> Result<(Vec<HandedVolume>, Vec<ImageLock>), String> {
-    let inventory = lock(&live.inventory);
+    let (inventory, tree) = (lock(&live.inventory), live.tree.current());
     if let Some(addition) = inventory.adding.first() {
         let name = shown_name(&addition.name);
         return Err(format!("export {name} is being added; try again when its image is open"));
@@ -78,7 +78,14 @@ pub fn volumes_to_hand_over(
             .map(|(identity, link)| HandedRemote { identity, export: link.export.clone() });
         let (place, options) = ((VolumeId(*id), entry.config.home), &entry.config.options);
         let volume = HandedVolume::new(place, name.to_owned(), origin, options, &volumes);
-        volumes.push(HandedVolume { remote, ..volume });
+        let partition = |node: &ExportNode| {
+            let number = exports.get(&node.id.0)?.spec.share.partition;
+            let identity = origin.identity.filter(|_| number > 0)?;
+            Some(HandedPartition { identity, number, range: node.range })
+        };
+        let nodes = tree.exports.iter().filter(|node| node.volume == VolumeId(*id));
+        let partitions = nodes.filter_map(partition).collect();
+        volumes.push(HandedVolume { remote, partitions, ..volume });
         let lock = origin.identity.zip(origin.watch.as_ref());
         locks.extend(lock.map(|(identity, image)| (identity, Arc::clone(image.lock()))));
     }

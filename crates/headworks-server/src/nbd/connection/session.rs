@@ -183,7 +183,7 @@ impl Session {
         if self.is_dead() {
             return false;
         }
-        self.binding_left = self.last_binding();
+        self.binding_left = self.last_binding().copied();
         self.phase = Phase::Leaving;
         true
     }
@@ -258,8 +258,12 @@ impl Session {
     }
 
     /// The binding, also of a connection that has left transmission.
-    pub fn last_binding(&self) -> Option<ExportBinding> {
-        self.binding().or(self.binding_left)
+    #[inline]
+    pub fn last_binding(&self) -> Option<&ExportBinding> {
+        match &self.phase {
+            Phase::Transmission { binding, .. } => Some(binding),
+            _ => self.binding_left.as_ref(),
+        }
     }
 
     /// The class of its requests, if it has one of its own.
@@ -364,8 +368,8 @@ impl Session {
         block: Option<Buffer>,
         shares: &mut Shares<'_>,
     ) -> u64 {
-        let ExportBinding { volume, export, ioprio, range, .. } =
-            self.last_binding().expect("a request has an export");
+        let binding = self.last_binding().expect("a request has an export");
+        let ExportBinding { volume, export, ioprio, range, .. } = *binding;
         let op = request.op();
         let status = op == Op::BlockStatus;
         if let Some(block) = block.as_ref().filter(|_| status) {
@@ -378,6 +382,7 @@ impl Session {
             flags = flags.with(BioFlags::NO_BUFFER);
         }
         let Request { cookie, offset, len, .. } = *request;
+        let on_volume = range.on_volume(offset, len);
         let sequence = self.window.insert(cookie, offset, len, op, block, shares.now);
         if let Some(in_flight) = self.window.get(sequence).filter(|_| status) {
             in_flight.one_extent = flags.contains(BioFlags::ONE_EXTENT);
@@ -392,7 +397,7 @@ impl Session {
             shares.turn.room.checked_sub(1).expect("a bio is made only with a slot for it");
         shares.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },
-            offset: range.on_volume(offset, len),
+            offset: on_volume,
             len,
             op,
             flags,
