@@ -154,3 +154,23 @@ check "the table is not in the image" test "$(sfdisk -d "$DISK" 2>/dev/null | gr
 CACHE=16M serve --cache-file "$memory/cache" "p1=file:path=$DISK,partition=1" "whole=file:path=$DISK"
 check "a partition of it is served" size_is p1 1048576
 stop_server
+
+# A partition that comes later.
+cat >"$DIR/late.toml" <<END
+[server]
+control = "$CONTROL"
+cache = "16M"
+[[export]]
+name = "whole"
+file = { path = "$DISK" }
+[[export]]
+name = "l6"
+file = { path = "$DISK" }
+partition = 6
+END
+serve_at -U "$SOCKET" --config "$DIR/late.toml"
+check "a missing partition is absent" says_like '^l6: .*disk.img has no partition 6; there are' exports
+check "its table is written by a client" qemu-img convert -n -f raw -O raw "$DIR/mbr.img" "$(at whole)"
+check "a reload serves it" says_like 'export l6 added' reload
+check "as the client wrote it" size_is l6 4194304
+stop_server
