@@ -120,8 +120,6 @@ pub use nbd::world as front_world;
 pub use options::{
     CacheFile, ClientLimits, MissingImage, PrepareShard, ProcessContext, ServerOptions,
 };
-#[doc(hidden)]
-pub use partition_table::PartitionTable;
 pub use recorded_requests::{RecordedRequests, recorded_requests};
 pub use recorder::{Replayed, replay_recording, replay_slots};
 pub use reload_request::{ReloadHook, ReloadOutcome, ReloadRequest};
