@@ -98,7 +98,7 @@ impl Window {
         buffer: Option<Buffer>,
         since: Instant,
     ) -> u64 {
-        assert!(self.used < self.places.len() / 2, "a connection stays within its limit");
+        debug_assert!(self.used < self.places.len() / 2, "a connection stays within its limit");
         while self.places[self.place(self.next)].is_some() {
             self.next += 1;
         }
@@ -140,7 +140,7 @@ impl Window {
     #[inline]
     pub fn remove(&mut self, sequence: u64) -> Option<InFlight> {
         self.get(sequence)?;
-        assert!(self.used > 0, "a request of the window is counted");
+        debug_assert!(self.used > 0, "a request of the window is counted");
         self.used -= 1;
         let place = self.place(sequence);
         self.places[place].take()

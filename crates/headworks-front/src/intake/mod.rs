@@ -212,7 +212,7 @@ impl Intake {
     /// Counts a block that is returned or belongs to a reply now, or what one has shrunk by.
     #[inline]
     pub fn discharge(&mut self, bytes: usize) {
-        assert!(self.block_bytes >= bytes, "buffers in flight are counted");
+        debug_assert!(self.block_bytes >= bytes, "buffers in flight are counted");
         self.block_bytes -= bytes;
     }
 

@@ -52,7 +52,7 @@ struct Siblings {
 impl Siblings {
     /// Changes what a party holds by what one of its members holds now instead of before.
     fn change(&mut self, party: &mut Party, before: usize, now: usize) {
-        assert!(party.held >= before, "a party holds what its members hold");
+        debug_assert!(party.held >= before, "a party holds what its members hold");
         let held = party.held - before + now;
         let was = std::mem::replace(&mut party.held, held);
         match (was > 0, held > 0) {
