@@ -199,6 +199,20 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
+    /// These options of a disk that is only read, which makes changes of no other disk behind its queue less.
+    #[must_use]
+    pub fn of_reads(self) -> Self {
+        let discard_max_bytes = Self::default().discard_max_bytes;
+        Self {
+            discard: true,
+            write_zeroes: true,
+            fua: true,
+            discard_granularity: 512,
+            discard_max_bytes,
+            ..self
+        }
+    }
+
     /// What each of two disks behind one queue can do: these options, with the weaker of both in everything that says so.
     #[must_use]
     pub fn both(self, other: Self) -> Self {

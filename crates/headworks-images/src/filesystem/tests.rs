@@ -329,6 +329,16 @@ fn queue_does_what_every_image_can_and_only_files_grow() {
     expected.fua = false;
     assert_eq!(disks.bench.device().queue_options(), expected);
     drop(disks.bench.device_mut().detach(VolumeId(3)));
+    expected.fua = true;
+    let read = FileOptions { read_only: true, size: None, direct: Direct::Off };
+    let only_read = OpenFile::open(disks.paths[0].path(), &read).unwrap();
+    disks.bench.device_mut().attach(VolumeId(3), Box::new(only_read)).unwrap();
+    assert_eq!(
+        disks.bench.device().queue_options(),
+        expected,
+        "what is only read makes nothing less"
+    );
+    drop(disks.bench.device_mut().detach(VolumeId(3)));
     let device = disks.bench.device_mut();
     assert_eq!(device.grow(ONE, 2 << 20), Err(IoError::Unsupported));
     assert_eq!(device.grow(PLAIN, 2 << 20), Ok(()));

@@ -223,7 +223,7 @@ impl OpenFile {
     /// What its queue should know.
     #[must_use]
     pub fn queue_options(&self) -> QueueOptions {
-        self.queue
+        if self.read_only { self.queue.of_reads() } else { self.queue }
     }
 
     /// The access method of the image, as a phrase for messages.
