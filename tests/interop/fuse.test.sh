@@ -123,7 +123,7 @@ check "it takes no writer" refused "read-only" dd if=/dev/zero of="$files/ro" co
 check "a file is a client of its export" says_like "fuse .*/disk .*export disk" connections
 check "an export that is added is a file" ctl add "new=mem:size=2M"
 check "with its size" wait_until 10 has_size "$files/new" $((2 << 20))
-check "one that nobody has open is removed" ctl remove new
+check "one that no program has open is removed" ctl remove new
 check "and its file is gone" wait_until 10 test ! -e "$files/new"
 check "an export of the same name again is a file" ctl add "new=mem:size=3M"
 check "with its own size" wait_until 10 has_size "$files/new" $((3 << 20))
@@ -148,7 +148,7 @@ frozen() { # a write waits for the thaw
 }
 check "a freeze stops its writes" frozen
 
-# kill -9: the helper unmounts, and nobody hangs.
+# kill -9: the helper unmounts, and no program hangs.
 exec 7<"$disk"
 kill -9 "$SERVER"
 wait "$SERVER" 2>/dev/null

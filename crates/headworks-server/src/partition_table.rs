@@ -9,9 +9,9 @@
 //! their links. As in Linux a GPT counts only behind a protective MBR, and a sector whose boot flags are none is no MBR (boot sectors of
 //! file systems end with the same signature).
 //!
-//! A table is what somebody wrote who may mean harm, such as a virtual machine. Invariants: nothing beyond the disk is read; at most
+//! A table is untrusted input: a virtual machine may have written it. Invariants: nothing beyond the disk is read; at most
 //! [`PARTITIONS_MAX`] partitions are known and [`ENTRIES_BYTES_MAX`] bytes of entries are read; no number is used before its bounds are
-//! checked. What cannot be used is an error in a sentence when somebody asks for that partition, and keeps no other from being found.
+//! checked. What cannot be used is an error in a sentence when that partition is asked for, and keeps no other from being found.
 
 use std::io;
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Mounts files for a server, for which only the user who mounts may use them.
+/// Mounts files for a server, that only the user of the mounting process may use.
 pub trait Mounts: fmt::Debug + Send + Sync {
     /// Whether files can be mounted in a directory.
     fn knows(&self, directory: &Path) -> bool;

@@ -1,6 +1,6 @@
 //! Listening sockets for clients: unix and TCP; and directories, whose files FUSE serves.
 //!
-//! A directory accepts nobody: its descriptor is ready once, when clients are accepted, and then its thread begins.
+//! A directory accepts no client: its descriptor is ready once, when clients are accepted, and then its thread begins.
 //!
 //! The file of a unix socket is replaced when no server listens behind it, refused when one does, created with the
 //! user's mode, and removed at the end if it is still the same file. Files of inherited sockets are left alone.

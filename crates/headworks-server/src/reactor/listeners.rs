@@ -90,7 +90,7 @@ impl Listeners {
             match own.listener.accept() {
                 Ok(Some(client)) => match &own.thread {
                     None => door.add_client(parts, now, client, (number as u16, Some(own))),
-                    // A directory accepts nobody.
+                    // A directory accepts no client.
                     Some(DoorThread::Directory(_)) => {}
                     Some(DoorThread::FrontEnds(front_ends)) => {
                         if front_ends.try_send(client.0).is_err() && door.log.admits() {
