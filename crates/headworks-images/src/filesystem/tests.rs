@@ -339,6 +339,10 @@ fn queue_does_what_every_image_can_and_only_files_grow() {
         "what is only read makes nothing less"
     );
     drop(disks.bench.device_mut().detach(VolumeId(3)));
+    let read = OverlayOptions { read_only: true, ..OverlayOptions::default() };
+    let only_read = OpenOverlay::open(third.path(), &read, None).unwrap().shared_queue_options();
+    let fine = QueueOptions { discard_granularity: 512, ..plain.queue_options() };
+    assert_eq!(fine.both(only_read), fine, "nor an overlay");
     let device = disks.bench.device_mut();
     assert_eq!(device.grow(ONE, 2 << 20), Err(IoError::Unsupported));
     assert_eq!(device.grow(PLAIN, 2 << 20), Ok(()));

@@ -355,8 +355,10 @@ impl OpenOverlay {
     #[must_use]
     pub fn queue_options(&self) -> QueueOptions {
         let own = self.file.queue_options();
+        // Its blocks are the granularity of changes, and one that is only read limits none.
+        let block = if self.file.read_only() { 0 } else { BLOCK as u32 };
         QueueOptions {
-            discard_granularity: own.discard_granularity.max(BLOCK as u32),
+            discard_granularity: own.discard_granularity.max(block),
             rotational: own.rotational || self.base_is_rotational(),
             max_sectors_kb: own.max_sectors_kb.min(self.base_request_kb()),
             ..own

@@ -562,15 +562,13 @@ impl OpenedImage {
     pub fn fits(&self, queue: &QueueOptions) -> bool {
         let own = &self.queue;
         let can = |has: bool, used: bool| has || !used;
-        // A read-only image needs no support for writes.
-        let writes = self.options.read_only
-            || can(own.discard, queue.discard)
-                && can(own.write_zeroes, queue.write_zeroes)
-                && own.write_cache == queue.write_cache
-                && can(own.fua, queue.fua)
-                && own.discard_granularity <= queue.discard_granularity
-                && own.discard_max_bytes >= queue.discard_max_bytes;
-        writes && self.block_size() <= queue.max_bytes()
+        can(own.discard, queue.discard)
+            && can(own.write_zeroes, queue.write_zeroes)
+            && (self.options.read_only || own.write_cache == queue.write_cache)
+            && can(own.fua, queue.fua)
+            && own.discard_granularity <= queue.discard_granularity
+            && own.discard_max_bytes >= queue.discard_max_bytes
+            && self.block_size() <= queue.max_bytes()
     }
 
     /// Options of the queue of a device of its own.
