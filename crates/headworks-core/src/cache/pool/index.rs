@@ -21,10 +21,12 @@
 //! present: first the order found last, then from the largest down. A stream's cache has one or two orders.
 //!
 //! Whether a large folio fits where nothing was found is usually answered by one more read: `regions` counts, by hashed 2 MiB of a
-//! volume, the smaller folios in it. Only when the count is not 0 are the candidates searched.
+//! volume, the smaller folios in it, and knows a block behind which there is none. Only before that block are the candidates searched:
+//! a stream that fills a region from its start never does.
 //!
 //! Invariants: each folio has one entry; `passed` of a bucket is the number of folios whose probe sequence continues past it;
-//! `counts[order] > 0` exactly while bit `order` of `orders` is set.
+//! `counts[order] > 0` exactly while bit `order` of `orders` is set; no folio below the largest order lies at or behind its region's
+//! `end`.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -62,6 +64,40 @@ impl Guess {
     const NONE: Self = Self { key: FolioKey::NONE, unit: 0 };
 }
 
+/// What is known of the folios below the largest order in a hashed region of 2 MiB.
+#[derive(Clone, Copy, Debug, Default)]
+struct Region {
+    /// How many there are; `u16::MAX` is never lowered.
+    folios: u16,
+    /// All of them end at or before this block of the region.
+    end: u16,
+}
+
+impl Region {
+    /// Returns false if no such folio begins or lies at `block` or behind it.
+    #[inline]
+    fn reaches(self, block: u64) -> bool {
+        self.end > within(block, ORDER_MAX) as u16
+    }
+
+    fn add(&mut self, folio: &Folio) {
+        self.folios = self.folios.saturating_add(1);
+        let first = within(folio.key.block(), ORDER_MAX) as u16;
+        self.end = self.end.max(first + (1 << folio.order));
+    }
+
+    fn remove(&mut self) {
+        if self.folios == u16::MAX {
+            return;
+        }
+        assert!(self.folios > 0, "a region counts its folios");
+        self.folios -= 1;
+        if self.folios == 0 {
+            self.end = 0;
+        }
+    }
+}
+
 /// The use of the index, for "operations per MiB".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
@@ -93,8 +129,8 @@ pub struct Index {
     counts: [Gauge32; ORDERS],
     /// Bit `order` is set while there are folios of it.
     orders: u32,
-    /// Folios below the largest order, by hashed region of 2 MiB; `u16::MAX` is never lowered.
-    regions: Box<[u16]>,
+    /// The folios below the largest order, by hashed region of 2 MiB.
+    regions: Box<[Region]>,
     /// The order of the folio found last.
     last: Cell<u8>,
     /// The last guess; none after a removal.
@@ -115,13 +151,13 @@ impl Index {
         assert!(units > 0 && units <= 1 << 30, "a pool has 1 to 2^30 units");
         // At most three quarters full, of which the counts take a sixteenth: few buckets overflow.
         let slots = (u64::from(units) * 4).div_ceil(3).next_power_of_two().max(16);
-        let regions = (u64::from(units) / 2).next_power_of_two().max(16);
+        let regions = (u64::from(units) / 4).next_power_of_two().max(16);
         Self {
             buckets: Lines::new((slots / 16) as usize),
             tag_mask: !(units.next_power_of_two() - 1),
             counts: [Gauge32::default(); ORDERS],
             orders: 0,
-            regions: vec![0; regions as usize].into(),
+            regions: vec![Region::default(); regions as usize].into(),
             last: Cell::new(0),
             guessed: Cell::new(Guess::NONE),
             lookups: Cell::new(0),
@@ -184,6 +220,11 @@ impl Index {
         block: u64,
         mut orders: u32,
     ) -> Option<(u32, u32)> {
+        let large = 1 << ORDER_MAX;
+        if orders & !large != 0 && !self.region_of(volume, block).reaches(block) {
+            // Most misses: one read for all the smaller orders.
+            orders &= large;
+        }
         while orders != 0 {
             let order = orders.ilog2() as u8;
             orders ^= 1 << order;
@@ -224,8 +265,7 @@ impl Index {
         self.counts[usize::from(order)].add(1);
         self.orders |= 1 << order;
         if order < ORDER_MAX {
-            let region = &mut self.regions[self.region(folio.key)];
-            *region = region.saturating_add(1);
+            self.regions[self.region(folio.key)].add(folio);
         }
     }
 
@@ -254,10 +294,8 @@ impl Index {
         if self.counts[usize::from(order)].is_zero() {
             self.orders &= !(1 << order);
         }
-        let region = &mut self.regions[self.region(folio.key)];
-        if order < ORDER_MAX && *region != u16::MAX {
-            assert!(*region > 0, "a region counts its folios");
-            *region -= 1;
+        if order < ORDER_MAX {
+            self.regions[self.region(folio.key)].remove();
         }
     }
 
@@ -274,7 +312,7 @@ impl Index {
     ) -> u8 {
         let room = end.saturating_sub(block).max(1).ilog2();
         let order = u32::from(order_max.min(ORDER_MAX)).min(block.trailing_zeros()).min(room);
-        if order == 0 || self.regions[self.region(FolioKey::new(volume, block, 0))] == 0 {
+        if order == 0 || !self.region_of(volume, block).reaches(block) {
             return order as u8;
         }
         let free = self.next_boundary(folios, volume, block + 1, block + (1 << order)) - block;
@@ -284,7 +322,7 @@ impl Index {
     /// Returns true if it is known at once that no folio lies in the 2 MiB of a key of the largest order; regions share counters.
     #[must_use]
     pub fn is_empty_around(&self, folios: &Folios, key: FolioKey) -> bool {
-        self.regions[self.region(key)] == 0
+        self.regions[self.region(key)].folios == 0
             && (self.orders >> ORDER_MAX == 0 || self.search(folios, key, ORDER_MAX).is_none())
     }
 
@@ -386,6 +424,11 @@ impl Index {
             // The lowest tag stands in for 0, which is empty.
             tag: if tag == 0 { self.tag_mask & self.tag_mask.wrapping_neg() } else { tag },
         }
+    }
+
+    #[inline]
+    fn region_of(&self, volume: VolumeId, block: u64) -> Region {
+        self.regions[self.region(FolioKey::new(volume, block, 0))]
     }
 
     #[inline]
@@ -549,7 +592,7 @@ mod tests {
         }
         let buckets = &world.index.buckets;
         assert!((0..buckets.len()).all(|at| *buckets.line(at) == [0; WORDS]));
-        assert!(world.index.regions.iter().all(|&count| count == 0));
+        assert!(world.index.regions.iter().all(|region| (region.folios, region.end) == (0, 0)));
     }
 
     #[test]
