@@ -273,6 +273,7 @@ impl Actions {
     }
 
     /// The segments of a command of this list.
+    #[inline]
     #[must_use]
     pub fn segments_of(&self, submit: &Submit) -> &[Segment] {
         let first = submit.first_segment as usize;

@@ -69,8 +69,8 @@ pub struct Request {
     pub end_link: Link,
     /// Neighbours in a bucket of the merge index by start, see [`StartLink`].
     pub start_link: Link,
-    /// Links in a sorting elevator's tree: left, right, parent.
-    pub tree: [SlotId; 3],
+    /// Links in a sorting elevator's tree: left, right, parent; and its rank there.
+    pub tree: [u32; 4],
     /// The elevator's queue that it waits in or was dispatched from, of an elevator that owns shares; otherwise unused.
     pub flow: u32,
     /// Length when such an elevator dispatched it; it may grow and shrink while it is retried.
@@ -267,7 +267,7 @@ impl Default for Request {
             parent: NIL,
             end_link: Link::UNLINKED,
             start_link: Link::UNLINKED,
-            tree: [NIL; 3],
+            tree: [NIL; 4],
             flow: NIL,
             dispatched_bytes: 0,
             estimate_ns: 0,

@@ -240,9 +240,10 @@ impl Shard {
         self.turns.on_turn(bios, merges);
     }
 
-    fn on_bio(&mut self, now: Instant, bio: Bio) {
+    fn on_bio(&mut self, now: Instant, mut bio: Bio) {
+        let id = bio.id;
         let reply = |status| Action::Reply {
-            id: bio.id,
+            id,
             status,
             hole: false,
             stage: ReplyStage::Final,
@@ -260,7 +261,6 @@ impl Shard {
             return;
         }
         let granularity = *granularity;
-        let mut bio = bio;
         let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
         // The cache reads before it writes part of a block; a discard drops whole blocks.
         let (block_size, granularity) = match cached {
@@ -285,7 +285,7 @@ impl Shard {
         if for_caches && self.answer_uncached(&bio) {
             return;
         }
-        self.start(now, now, bio, BioOrigin::Frontend);
+        self.start(now, now, &bio, BioOrigin::Frontend);
     }
 
     /// Answers what only a cache carries out, for a volume without one; returns false for any other bio.
@@ -310,11 +310,11 @@ impl Shard {
     }
 
     /// Sends a bio towards its device, local or remote; its wait for that is limited from `since` on.
-    fn start(&mut self, now: Instant, since: Instant, bio: Bio, origin: BioOrigin) {
+    fn start(&mut self, now: Instant, since: Instant, bio: &Bio, origin: BioOrigin) {
         let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);
         let slot = self.pools.bios.try_take().expect("a slot was free, or reserved for the cache");
-        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, ..BioSlot::default() };
+        self.pools.bios[slot] = BioSlot { bio: *bio, next: NIL, origin, ..BioSlot::default() };
         self.touched |= 1 << device.0;
         match &mut self.routes[usize::from(device.0)] {
             DeviceRoute::Local(_) => {
@@ -352,7 +352,7 @@ impl Shard {
         let mut down = cache.take_device_bios();
         self.pools.completions = completions;
         for DeviceBio { bio, cookie, since } in down.drain(..) {
-            self.start(now, since, bio, BioOrigin::Cache { cookie });
+            self.start(now, since, &bio, BioOrigin::Cache { cookie });
         }
         if let Some(cache) = &mut self.cache {
             cache.return_device_bios(down);
@@ -397,7 +397,7 @@ impl Shard {
 
     /// Passes a bio to a local device, whose queue holds it while its options change.
     #[inline(always)]
-    fn enter(&mut self, now: Instant, device: DeviceId, new: &PlugBio) {
+    fn enter(&mut self, now: Instant, device: DeviceId, new: &PlugBio<'_>) {
         let queue = self.routes[usize::from(device.0)].local();
         if queue.is_draining() && new.tags == 0 {
             return queue.hold(now, &mut self.pools, new.slot);
@@ -407,7 +407,7 @@ impl Shard {
 
     /// Passes a bio to a local device that does not hold it.
     #[inline(always)]
-    fn enter_open(&mut self, now: Instant, device: DeviceId, new: &PlugBio) {
+    fn enter_open(&mut self, now: Instant, device: DeviceId, new: &PlugBio<'_>) {
         let queue = self.routes[usize::from(device.0)].local();
         if new.bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, new.slot);
@@ -466,7 +466,7 @@ impl Shard {
         {
             let (bio, came) = (pools.bios[slot].bio, pools.waits_since(slot));
             pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Plug, now.since(came));
-            let new = PlugBio { bio, slot, since: came, waits_since: came, tags: 0 };
+            let new = PlugBio { bio: &bio, slot, since: came, waits_since: came, tags: 0 };
             self.enter_open(now, device, &new);
         }
         if self.plug.finish() {

@@ -56,6 +56,7 @@ impl Batch {
     ///
     /// # Panics
     /// The batch is full: an elevator that overfills a batch would overfill the device.
+    #[inline]
     pub fn push(&mut self, id: SlotId) {
         assert!(self.ids.len() < self.room, "an elevator exceeded the room of a batch");
         self.ids.push(id);

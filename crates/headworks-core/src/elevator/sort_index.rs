@@ -36,6 +36,8 @@ impl SortKey {
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 const UP: usize = 2;
+/// Its rank, which is computed once: a walk meets several.
+const RANK: usize = 3;
 
 /// Waiting requests in position order.
 #[derive(Debug)]
@@ -56,11 +58,17 @@ impl SortIndex {
 
     /// Adds a request after all requests of the same position.
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
-        let (key, rank) = (SortKey::of(&slots[id]), rank(id));
+        let request = &mut slots[id];
+        let (key, rank) = (SortKey::of(request), rank(id));
+        request.tree[RANK] = rank;
         let (mut up, mut side, mut at) = (NIL, BEFORE, self.root);
-        while at != NIL && self::rank(at) > rank {
-            side = usize::from(SortKey::of(&slots[at]) <= key);
-            (up, at) = (at, slots[at].tree[side]);
+        while at != NIL {
+            let other = &slots[at];
+            if other.tree[RANK] < rank {
+                break;
+            }
+            side = usize::from(SortKey::of(other) <= key);
+            (up, at) = (at, other.tree[side]);
         }
         debug_assert!(at != id, "request {id} is in the index already");
         self.attach(slots, up, side, id);
@@ -69,12 +77,12 @@ impl SortIndex {
 
     /// Removes a request; its position may have changed since the insertion.
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
-        let [mut before, mut after, mut up] = slots[id].tree;
+        let [mut before, mut after, mut up, _] = slots[id].tree;
         let mut side = if up == NIL { BEFORE } else { usize::from(slots[up].tree[AFTER] == id) };
         let link = if up == NIL { self.root } else { slots[up].tree[side] };
         debug_assert!(link == id, "request {id} is in this index");
         while before != NIL && after != NIL {
-            if rank(before) > rank(after) {
+            if slots[before].tree[RANK] > slots[after].tree[RANK] {
                 self.attach(slots, up, side, before);
                 (up, side, before) = (before, AFTER, slots[before].tree[AFTER]);
             } else {
@@ -98,7 +106,7 @@ impl SortIndex {
 
     /// Returns the request after `id` in position order; `NIL` after the last.
     pub fn after(&self, slots: &Slots, id: SlotId) -> SlotId {
-        let [_, mut at, mut up] = slots[id].tree;
+        let [_, mut at, mut up, _] = slots[id].tree;
         if at != NIL {
             while slots[at].tree[BEFORE] != NIL {
                 at = slots[at].tree[BEFORE];
@@ -114,7 +122,7 @@ impl SortIndex {
 
     /// Returns the request before `id` in position order; `NIL` before the first.
     pub fn before(&self, slots: &Slots, id: SlotId) -> SlotId {
-        let [mut at, _, mut up] = slots[id].tree;
+        let [mut at, _, mut up, _] = slots[id].tree;
         if at != NIL {
             while slots[at].tree[AFTER] != NIL {
                 at = slots[at].tree[AFTER];
@@ -147,12 +155,14 @@ fn split(slots: &mut Slots, mut at: SlotId, key: SortKey, id: SlotId) {
     // Where the next part of each side goes: first directly below `id`, then always on the inner side of the last part.
     let mut ends = [(id, BEFORE), (id, AFTER)];
     while at != NIL {
-        let side = usize::from(SortKey::of(&slots[at]) > key);
+        let part = &mut slots[at];
+        let side = usize::from(SortKey::of(part) > key);
         let (up, end) = ends[side];
-        slots[up].tree[end] = at;
-        slots[at].tree[UP] = up;
+        part.tree[UP] = up;
         ends[side] = (at, 1 - side);
-        at = slots[at].tree[1 - side];
+        let next = part.tree[1 - side];
+        slots[up].tree[end] = at;
+        at = next;
     }
     for (up, end) in ends {
         slots[up].tree[end] = NIL;
@@ -192,7 +202,7 @@ mod tests {
         }
         assert_eq!(slots[at].tree[UP], up);
         assert!(up == NIL || rank(up) > rank(at));
-        let [before, after, _] = slots[at].tree;
+        let [before, after, ..] = slots[at].tree;
         1 + check(slots, before, at).max(check(slots, after, at))
     }
 

@@ -162,6 +162,7 @@ impl Queue {
     }
 
     /// Admits a request that was granted `tags` tags, or some of the tags that it is owed.
+    #[inline]
     pub(super) fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
         debug_assert!(tags > 0, "a request is admitted with tags");
         let request = &mut pools.slots[id];
@@ -169,16 +170,14 @@ impl Queue {
         if request.state != RequestState::Split {
             request.stamps[2] = now;
             // One that is owed several tags returns them as pieces, though it may fit into a command by now.
-            let several =
-                !pools.slots[id].is(Request::LEASED) && tags.max(pools.slots[id].owed) > 1;
-            if !several && !self.must_split(&pools.slots[id]) {
-                let request = &mut pools.slots[id];
+            let several = !request.is(Request::LEASED) && tags.max(request.owed) > 1;
+            if !several && !self.must_split(request) {
                 request.state = RequestState::Queued;
                 self.gate.charge(request, request.len);
                 self.ready.push(id);
                 return;
             }
-            pools.slots[id].state = RequestState::Split;
+            request.state = RequestState::Split;
         }
         self.spawn_pieces(now, pools, id, tags);
     }

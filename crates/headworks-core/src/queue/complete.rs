@@ -119,10 +119,17 @@ impl Queue {
         completion: &Completion,
     ) -> Verdict {
         let request = &mut pools.slots[id];
-        let (_, at, asked) = self.command(request);
         if request.is(Request::TIMED_OUT) {
             return Verdict::Finish(Err(IoError::TimedOut));
         }
+        // Most answers: a command with data asks for all that is left.
+        let whole = completion.transferred == request.len - request.done;
+        if whole && request.op.has_data() && completion.status.is_ok() && !completion.hole {
+            debug_assert!(completion.transferred > 0, "a command with data has a length");
+            request.done = request.len;
+            return Verdict::Finish(Ok(()));
+        }
+        let (_, at, asked) = self.command(request);
         match completion.status {
             Ok(()) if completion.transferred > asked => Verdict::Finish(Err(IoError::Medium)),
             // Believed, it would be zeros for a bio that asked for data; asked again, the device may repeat it without end.
@@ -223,24 +230,15 @@ impl Queue {
         status: Status,
         hole: bool,
     ) {
-        let mut status = status;
-        if pools.slots[id].parent != NIL {
+        let request = &pools.slots[id];
+        if request.parent != NIL {
             return self.finish_piece(now, pools, id, status);
         }
-        while self.retries_more(&pools.slots[id]) {
-            let slot = pools.slots[id].bio_head;
-            pools.slots[id].bio_head = pools.bios[slot].next;
-            pools.bios[slot].wait_times = self.account(now, pools, id, status);
-            self.finish_bio(now, pools, slot, status, false);
-            self.aim_at_first_bio(pools, id);
-            let failure = match self.waits_until(&pools.slots, id) <= now {
-                // The others have waited for it since the merged command failed.
-                true => Some(Err(IoError::TimedOut)),
-                false => self.fails_unsent(&pools.slots, id),
-            };
-            match failure {
-                Some(failure) => status = failure,
-                None => return self.issue(now, pools, id),
+        let mut status = status;
+        if self.retries_more(request) {
+            match self.go_on_one_by_one(now, pools, id, status) {
+                Some(last) => status = last,
+                None => return,
             }
         }
         let Request { bio_head: head, bio_tail: tail, .. } = pools.slots[id];
@@ -254,6 +252,39 @@ impl Queue {
         self.free(pools, id);
     }
 
+    /// Answers the first bio of a request that retries, and sends the next one. Returns the status of the last bio once only that is
+    /// left, or `None` while the device has one.
+    #[cold]
+    fn go_on_one_by_one(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        id: SlotId,
+        status: Status,
+    ) -> Option<Status> {
+        let mut status = status;
+        while self.retries_more(&pools.slots[id]) {
+            let slot = pools.slots[id].bio_head;
+            pools.slots[id].bio_head = pools.bios[slot].next;
+            pools.bios[slot].wait_times = self.account(now, pools, id, status);
+            self.finish_bio(now, pools, slot, status, false);
+            self.aim_at_first_bio(pools, id);
+            let failure = match self.waits_until(&pools.slots, id) <= now {
+                // The others have waited for it since the merged command failed.
+                true => Some(Err(IoError::TimedOut)),
+                false => self.fails_unsent(&pools.slots, id),
+            };
+            match failure {
+                Some(failure) => status = failure,
+                None => {
+                    self.issue(now, pools, id);
+                    return None;
+                }
+            }
+        }
+        Some(status)
+    }
+
     /// Returns true for a request that retries and has another bio after its first.
     fn retries_more(&self, request: &Request) -> bool {
         request.is(Request::RETRY)
@@ -262,6 +293,7 @@ impl Queue {
     }
 
     /// Adds a finished request to its volume's statistics; returns the wait times of its stages.
+    #[inline]
     pub(super) fn account(
         &mut self,
         now: Instant,
@@ -284,6 +316,7 @@ impl Queue {
     }
 
     /// Answers a bio whose data the device finished; a FUA write may have to wait for a flush first.
+    #[inline]
     pub(super) fn finish_bio(
         &mut self,
         now: Instant,

@@ -139,6 +139,10 @@ fn push_segments(
     let (mut slot, mut skip, mut left) =
         (request.bio_head, request.done, request.len - request.done);
     debug_assert!(left > 0, "a command with data has a length");
+    if request.bios <= 1 && left <= limits.max_segment_size {
+        let bio = bios[slot].bio.id;
+        return segments.push(Segment { bio, offset: request.piece_offset + skip, len: left });
+    }
     while left > 0 {
         let bio = &bios[slot].bio;
         let whole = if request.parent == NIL { bio.len } else { request.len };

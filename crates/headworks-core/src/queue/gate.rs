@@ -696,6 +696,7 @@ fn bytes_max(options: &QueueOptions) -> u64 {
 
 /// Returns the bytes that a request counts for. A discard or zeroing moves no data: whatever its length, it counts as one large
 /// read at most; by its length it would wait for thousands of turns.
+#[inline]
 pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
     match op {
         Op::Read | Op::Write => len,

@@ -113,16 +113,20 @@ impl InFlightList {
     }
 
     /// Returns true when `new` is a write over bytes that a timed-out write may still change.
+    #[inline]
     pub fn overlaps_timed_out_write(&self, slots: &Slots, new: &Request) -> bool {
+        self.has_timed_out_writes() && new.op.is_write() && self.finds_overlap(slots, new)
+    }
+
+    #[cold]
+    fn finds_overlap(&self, slots: &Slots, new: &Request) -> bool {
         let overlaps = |old: &Request| {
             old.volume == new.volume && old.offset < new.end() && new.offset < old.end()
         };
-        self.has_timed_out_writes()
-            && new.op.is_write()
-            && self.list.iter(slots).any(|id| {
-                let old = &slots[id];
-                old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps(old)
-            })
+        self.list.iter(slots).any(|id| {
+            let old = &slots[id];
+            old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps(old)
+        })
     }
 }
 

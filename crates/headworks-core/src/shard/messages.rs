@@ -109,7 +109,7 @@ impl Shard {
         self.touched |= 1 << device.0;
         let waited = self.queue(device).map_or(0, |queue| waited_ns(queue.options(), waited));
         let waits_since = Instant(now.0.saturating_sub(waited));
-        self.enter(now, device, &PlugBio { bio, slot, since: now, waits_since, tags });
+        self.enter(now, device, &PlugBio { bio: &bio, slot, since: now, waits_since, tags });
     }
 
     /// Completes another shard's bio with an error.
