@@ -310,6 +310,7 @@ impl Shard {
     }
 
     /// Sends a bio towards its device, local or remote; its wait for that is limited from `since` on.
+    #[inline(always)]
     fn start(&mut self, now: Instant, since: Instant, bio: &Bio, origin: BioOrigin) {
         let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);

@@ -162,7 +162,7 @@ impl Queue {
     }
 
     /// Admits a request that was granted `tags` tags, or some of the tags that it is owed.
-    #[inline]
+    #[inline(always)]
     pub(super) fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
         debug_assert!(tags > 0, "a request is admitted with tags");
         let request = &mut pools.slots[id];

@@ -58,6 +58,7 @@ impl Queue {
     }
 
     /// Gives the device a request's next command.
+    #[inline(always)]
     pub(super) fn issue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         self.in_flight.push(now, &mut pools.slots, id, self.options.queue_depth);
         let timer = timer_of(self.device, TimerKind::Timeout);

@@ -386,6 +386,7 @@ impl Queue {
     }
 
     /// Ends a request: its slot and its tag are free.
+    #[inline(always)]
     fn free(&mut self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
         debug_assert!(request.state != RequestState::Free, "a request ends once");
