@@ -49,7 +49,7 @@ pub(crate) fn fit_bio(
         && !bio.flags.contains(BioFlags::NOMERGE)
         && limits.admit(
             u64::from(request.len) + u64::from(bio.len),
-            u32::from(request.segments) + u32::from(segments),
+            u32::from(request.bios.segments) + u32::from(segments),
         );
     allowed.then_some(edge)
 }
@@ -72,22 +72,22 @@ fn join(request: &mut Request, bios: &mut Bios, part: Part, edge: MergeEdge) {
     match edge {
         MergeEdge::Back => {
             debug_assert!(request.end() == part.offset, "a back merge continues the request");
-            bios[request.bio_tail].next = part.head;
-            request.bio_tail = part.tail;
+            bios[request.bios.tail].next = part.head;
+            request.bios.tail = part.tail;
         }
         MergeEdge::Front => {
             debug_assert!(
                 part.offset + u64::from(part.len) == request.offset,
                 "a front merge ends at it"
             );
-            bios[part.tail].next = request.bio_head;
-            request.bio_head = part.head;
+            bios[part.tail].next = request.bios.head;
+            request.bios.head = part.head;
             request.offset = part.offset;
         }
     }
     request.len += part.len;
-    request.segments += part.segments;
-    request.bios += part.bios;
+    request.bios.segments += part.segments;
+    request.bios.count += part.bios;
     request.flags = joined_flags(request.flags, part.flags);
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &RequestLimi
         && back.may_merge()
         && limits.admit(
             u64::from(front.len) + u64::from(back.len),
-            u32::from(front.segments) + u32::from(back.segments),
+            u32::from(front.bios.segments) + u32::from(back.bios.segments),
         )
 }
 
@@ -144,10 +144,10 @@ pub(crate) fn join_requests(
     let part = Part {
         offset: from.offset,
         len: from.len,
-        head: from.bio_head,
-        tail: from.bio_tail,
-        segments: from.segments,
-        bios: from.bios,
+        head: from.bios.head,
+        tail: from.bios.tail,
+        segments: from.bios.segments,
+        bios: from.bios.count,
         flags: from.flags,
     };
     let kept = &mut slots[kept];
@@ -293,6 +293,8 @@ mod tests {
     use crate::bio::VolumeId;
     use crate::options::QueueOptions;
     use crate::prng::Prng;
+    use crate::request::BioChain;
+    use crate::slab::NIL;
 
     fn limits() -> RequestLimits {
         RequestLimits::new(&QueueOptions {
@@ -329,10 +331,9 @@ mod tests {
             let id = id as u32;
             assert_eq!((slots.try_take(), bios.try_take()), (Some(id), Some(id)));
             let stamps = stamps[id as usize];
-            let (len, bio_head, bio_tail) = (4096, id, id);
+            let (len, bios) = (4096, BioChain { count: 0, ..BioChain::of(id, 0) });
             let offset = u64::from(id * len);
-            slots[id] =
-                Request { offset, len, bio_head, bio_tail, state, stamps, ..Request::default() };
+            slots[id] = Request { offset, len, bios, state, stamps, ..Request::default() };
         }
         join_requests(&mut slots, &mut bios, 0, 1, MergeEdge::Back);
         assert_eq!(slots[0].stamps, [1, 3, 6, 1].map(Instant));
@@ -382,8 +383,8 @@ mod tests {
         let mut slots = Slots::touched(count);
         let mut index = MergeIndex::new(2 * count);
         let limits = limits();
-        let full =
-            |offset| Request { offset, len: 12288, segments: 3, bios: 1, ..Request::default() };
+        let bios = BioChain::of(NIL, 3);
+        let full = |offset| Request { offset, len: 12288, bios, ..Request::default() };
         for id in 0..count {
             slots.try_take();
             slots[id] = full(4096 * 3);
@@ -402,8 +403,7 @@ mod tests {
         Request {
             offset: prng.below(40) * 4096,
             len: 4096 * prng.between(1, 2) as u32,
-            segments: 1,
-            bios: 1,
+            bios: BioChain::of(NIL, 1),
             volume: VolumeId(prng.below(2) as u16),
             ..Request::default()
         }

@@ -5,6 +5,7 @@
 //! `parent`; it never merges, because its neighbours are its siblings, which the limits cut apart on purpose.
 
 use crate::bio::{Bio, BioFlags, ExportId, Ioprio, Op, VolumeId};
+use crate::error::Status;
 use crate::list::{Chained, Link, Linked};
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
@@ -42,6 +43,116 @@ pub enum RequestState {
     Split,
 }
 
+/// The bios of a request, which are linked in the order of their offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BioChain {
+    /// Slot of the first bio, by offset; `NIL` without bios.
+    pub head: u32,
+    /// Slot of the last bio, by offset.
+    pub tail: u32,
+    /// Number of bios in the chain.
+    pub count: u16,
+    /// Number of segments that a command for all of them needs.
+    pub segments: u16,
+}
+
+impl BioChain {
+    /// The chain without a bio.
+    pub const EMPTY: Self = Self { head: NIL, tail: NIL, count: 0, segments: 0 };
+
+    /// The chain of one bio.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(slot: u32, segments: u16) -> Self {
+        Self { head: slot, tail: slot, count: 1, segments }
+    }
+}
+
+/// The places of a request in the lists and in the tree of its queue.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLinks {
+    /// Neighbours in a list of the elevator or in the requeue list, see [`QueueLink`].
+    pub queue: Link,
+    /// Neighbours in the list of commands in flight, see [`FlightLink`].
+    pub flight: Link,
+    /// Neighbours in a bucket of the merge index by end, see [`EndLink`].
+    pub end: Link,
+    /// Neighbours in a bucket of the merge index by start, see [`StartLink`].
+    pub start: Link,
+    /// Links in a sorting elevator's tree: left, right, parent; and its rank there.
+    pub tree: [u32; 4],
+}
+
+impl RequestLinks {
+    /// The links of a request in no list.
+    pub const UNLINKED: Self = Self {
+        queue: Link::UNLINKED,
+        flight: Link::UNLINKED,
+        end: Link::UNLINKED,
+        start: Link::UNLINKED,
+        tree: [NIL; 4],
+    };
+
+    /// Returns true while the request is in a list.
+    #[must_use]
+    pub const fn any(&self) -> bool {
+        self.queue.is_linked()
+            || self.flight.is_linked()
+            || self.end.is_linked()
+            || self.start.is_linked()
+    }
+}
+
+/// What is noted of a request when it leaves the elevator. All but the departure is of an elevator that owns shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatched {
+    /// The elevator's queue that the request waits in or was dispatched from; `NIL` of one that was removed or merged away before.
+    pub flow: u32,
+    /// Length when it was dispatched, in bytes; it may grow and shrink while it is retried.
+    pub bytes: u32,
+    /// What the device is expected to take for it, in nanoseconds.
+    pub estimate_ns: u32,
+    /// Sequence number of leaving the elevator, which wraps; refused requests are sent again in this order.
+    pub departure: u32,
+}
+
+impl Dispatched {
+    /// What is noted of a new request: nothing.
+    pub const NONE: Self = Self { flow: NIL, bytes: 0, estimate_ns: 0, departure: 0 };
+}
+
+/// The tags of a request beside the one that it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestTags {
+    /// Tags of another shard's lease that it came with.
+    pub leased: u16,
+    /// Tags that were requested for it and not granted yet.
+    pub owed: u16,
+}
+
+/// What a request counts for against the limits on what the device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Charge {
+    /// Bytes that count against `hw_inflight_kb`.
+    pub bytes: u32,
+    /// They count as bulk beside a latency target; false while nothing is charged.
+    pub bulk: bool,
+}
+
+/// The pieces of a split request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// Those that have not ended.
+    pub pieces: u32,
+    /// The first error of those that have.
+    pub status: Status,
+}
+
+impl Split {
+    /// A request without pieces.
+    pub const NONE: Self = Self { pieces: 0, status: Ok(()) };
+}
+
 /// One request to a device.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -51,38 +162,18 @@ pub struct Request {
     pub len: u32,
     /// Bytes that the device has finished or that went into pieces; the next command or piece starts here.
     pub done: u32,
-    /// Slot of the first bio, by offset.
-    pub bio_head: u32,
-    /// Slot of the last bio, by offset.
-    pub bio_tail: u32,
+    /// Its bios, linked by offset.
+    pub bios: BioChain,
     /// Offset of the data in the buffer of the only bio, for a piece; otherwise 0.
     pub piece_offset: u32,
     /// Number of commands sent from this slot, over all its uses; it wraps.
     pub generation: u32,
-    /// Neighbours in a list of the elevator or in the requeue list, see [`QueueLink`].
-    pub queue_link: Link,
-    /// Neighbours in the list of commands in flight, see [`FlightLink`].
-    pub flight_link: Link,
+    /// Its places in the lists of its queue.
+    pub links: RequestLinks,
     /// The split request that this is a piece of, or `NIL`.
     pub parent: SlotId,
-    /// Neighbours in a bucket of the merge index by end, see [`EndLink`].
-    pub end_link: Link,
-    /// Neighbours in a bucket of the merge index by start, see [`StartLink`].
-    pub start_link: Link,
-    /// Links in a sorting elevator's tree: left, right, parent; and its rank there.
-    pub tree: [u32; 4],
-    /// The elevator's queue that it waits in or was dispatched from, of an elevator that owns shares; otherwise unused.
-    pub flow: u32,
-    /// Length when such an elevator dispatched it; it may grow and shrink while it is retried.
-    pub dispatched_bytes: u32,
-    /// What such an elevator expects the device to take for it, in nanoseconds.
-    pub estimate_ns: u32,
-    /// Sequence number of leaving the elevator, which wraps; refused requests are sent again in this order.
-    pub departure: u32,
-    /// Number of segments that a command for all of it needs.
-    pub segments: u16,
-    /// Number of its bios.
-    pub bios: u16,
+    /// What the elevator notes of it.
+    pub dispatched: Dispatched,
     /// The connection of its first bio.
     pub connection: u32,
     /// The export whose share all its bios use.
@@ -99,18 +190,12 @@ pub struct Request {
     pub state: RequestState,
     /// A set of the marks that the associated constants define.
     pub marks: u16,
-    /// Tags of another shard's lease that it came with.
-    pub tags: u16,
-    /// Tags that were requested for it and not granted yet.
-    pub owed: u16,
-    /// Bytes that it counts for against `hw_inflight_kb`.
-    pub charged: u32,
-    /// Those bytes count as bulk beside a latency target; false while nothing is charged.
-    pub bulk: bool,
-    /// Pieces of a split request that have not ended.
-    pub pieces: u32,
-    /// The first error of the pieces of a split request.
-    pub status: crate::error::Status,
+    /// The tags that it came with, or waits for.
+    pub tags: RequestTags,
+    /// What it counts for against `hw_inflight_kb`.
+    pub charge: Charge,
+    /// Its pieces, of a split request.
+    pub split: Split,
     /// Time from which a sorting elevator serves it first.
     pub deadline: Instant,
     /// Time when its last command was sent; the time-out counts from here.
@@ -155,22 +240,12 @@ impl Request {
             offset,
             len,
             done,
-            bio_head,
-            bio_tail,
+            bios,
             piece_offset,
             generation: _,
-            queue_link,
-            flight_link,
+            links,
             parent,
-            end_link,
-            start_link,
-            tree: _,
-            flow: _,
-            dispatched_bytes: _,
-            estimate_ns: _,
-            departure: _,
-            segments,
-            bios,
+            dispatched: _,
             connection,
             export,
             volume,
@@ -180,11 +255,8 @@ impl Request {
             state,
             marks,
             tags,
-            owed,
-            charged,
-            bulk: _,
-            pieces,
-            status,
+            charge,
+            split,
             deadline: _,
             sent: _,
             waits_since,
@@ -194,18 +266,13 @@ impl Request {
             *state == RequestState::Free,
             "a slot is used again only when its request has ended"
         );
-        for link in [queue_link, flight_link, end_link, start_link] {
-            debug_assert!(!link.is_linked(), "a request that has ended is in no list");
-        }
+        debug_assert!(!links.any(), "a request that has ended is in no list");
         *offset = start.offset;
         *len = start.len;
         *done = 0;
-        *bio_head = start.bio_head;
-        *bio_tail = start.bio_tail;
+        *bios = start.bios;
         *piece_offset = start.piece_offset;
         *parent = start.parent;
-        *segments = start.segments;
-        *bios = start.bios;
         *connection = start.connection;
         *export = start.export;
         *volume = start.volume;
@@ -214,11 +281,9 @@ impl Request {
         *ioprio = start.ioprio;
         *state = start.state;
         *marks = start.marks;
-        *tags = start.tags;
-        *owed = 0;
-        *charged = 0;
-        *pieces = 0;
-        *status = Ok(());
+        *tags = RequestTags { leased: start.tags, owed: 0 };
+        charge.bytes = 0;
+        *split = Split::NONE;
         *waits_since = start.waits_since;
         *stamps = start.stamps;
     }
@@ -258,22 +323,12 @@ impl Default for Request {
             offset: 0,
             len: 0,
             done: 0,
-            bio_head: NIL,
-            bio_tail: NIL,
+            bios: BioChain::EMPTY,
             piece_offset: 0,
             generation: 0,
-            queue_link: Link::UNLINKED,
-            flight_link: Link::UNLINKED,
+            links: RequestLinks::UNLINKED,
             parent: NIL,
-            end_link: Link::UNLINKED,
-            start_link: Link::UNLINKED,
-            tree: [NIL; 4],
-            flow: NIL,
-            dispatched_bytes: 0,
-            estimate_ns: 0,
-            departure: 0,
-            segments: 0,
-            bios: 0,
+            dispatched: Dispatched::NONE,
             connection: 0,
             export: ExportId(0),
             volume: VolumeId(0),
@@ -282,12 +337,9 @@ impl Default for Request {
             ioprio: Ioprio::default(),
             state: RequestState::Free,
             marks: 0,
-            tags: 0,
-            owed: 0,
-            charged: 0,
-            bulk: false,
-            pieces: 0,
-            status: Ok(()),
+            tags: RequestTags::default(),
+            charge: Charge::default(),
+            split: Split::NONE,
             deadline: Instant(0),
             sent: Instant(0),
             waits_since: Instant(0),
@@ -302,18 +354,12 @@ pub(crate) struct RequestStart {
     pub offset: u64,
     /// See [`Request::len`] for the unit.
     pub len: u32,
-    /// Slot of the first bio.
-    pub bio_head: u32,
-    /// Slot of the last bio.
-    pub bio_tail: u32,
+    /// Its bios, linked by offset.
+    pub bios: BioChain,
     /// Offset of a piece in its bio's buffer.
     pub piece_offset: u32,
     /// The split request of a piece, or `NIL`.
     pub parent: SlotId,
-    /// Number of segments that it needs.
-    pub segments: u16,
-    /// Number of its bios.
-    pub bios: u16,
     /// The connection of its bio.
     pub connection: u32,
     /// The export of its bios.
@@ -345,12 +391,9 @@ impl RequestStart {
         Self {
             offset: bio.offset,
             len: bio.len,
-            bio_head: slot,
-            bio_tail: slot,
+            bios: BioChain::of(slot, segments),
             piece_offset: 0,
             parent: NIL,
-            segments,
-            bios: 1,
             connection: bio.id.connection,
             export: bio.id.export,
             volume: bio.id.volume,
@@ -370,12 +413,9 @@ impl RequestStart {
         Self {
             offset: 0,
             len: 0,
-            bio_head: NIL,
-            bio_tail: NIL,
+            bios: BioChain::EMPTY,
             piece_offset: 0,
             parent: NIL,
-            segments: 0,
-            bios: 0,
             connection: 0,
             export: ExportId(0),
             volume,
@@ -396,12 +436,9 @@ impl RequestStart {
         Self {
             offset: from.offset + u64::from(from.done),
             len,
-            bio_head: from.bio_head,
-            bio_tail: from.bio_tail,
+            bios: BioChain { segments, count: 1, ..from.bios },
             piece_offset: from.done,
             parent,
-            segments,
-            bios: 1,
             connection: from.connection,
             export: from.export,
             volume: from.volume,
@@ -422,19 +459,19 @@ impl RequestStart {
     }
 }
 
-/// The kind of lists that use [`Request::queue_link`]: those of an elevator, and the requeue list.
+/// The kind of lists that use [`RequestLinks::queue`]: those of an elevator, and the requeue list.
 #[derive(Debug)]
 pub enum QueueLink {}
 
-/// The kind of lists that use [`Request::flight_link`]: commands in flight.
+/// The kind of lists that use [`RequestLinks::flight`]: commands in flight.
 #[derive(Debug)]
 pub enum FlightLink {}
 
-/// The kind of lists that use [`Request::end_link`]: buckets of the merge index by end.
+/// The kind of lists that use [`RequestLinks::end`]: buckets of the merge index by end.
 #[derive(Debug)]
 pub enum EndLink {}
 
-/// The kind of lists that use [`Request::start_link`]: buckets of the merge index by start.
+/// The kind of lists that use [`RequestLinks::start`]: buckets of the merge index by start.
 #[derive(Debug)]
 pub enum StartLink {}
 
@@ -444,21 +481,21 @@ macro_rules! linked {
         impl Linked<$kind> for Request {
             #[inline]
             fn link(&self) -> &Link {
-                &self.$field
+                &self.links.$field
             }
 
             #[inline]
             fn link_mut(&mut self) -> &mut Link {
-                &mut self.$field
+                &mut self.links.$field
             }
         }
     };
 }
 
-linked!(QueueLink, queue_link);
-linked!(FlightLink, flight_link);
-linked!(EndLink, end_link);
-linked!(StartLink, start_link);
+linked!(QueueLink, queue);
+linked!(FlightLink, flight);
+linked!(EndLink, end);
+linked!(StartLink, start);
 
 impl Chained for BioSlot {
     #[inline]

@@ -7,7 +7,7 @@ use super::slot_trace::SlotTrace;
 use super::state::ElevatorState;
 use crate::bio::{Ioprio, Op};
 use crate::options::QueueOptions;
-use crate::request::{Request, SlotId, Slots};
+use crate::request::{Dispatched, Request, SlotId, Slots};
 use crate::shares::ShareChange;
 use crate::time::Instant;
 
@@ -76,12 +76,8 @@ pub struct EndedRequest {
     pub ioprio: Ioprio,
     /// Operation of the request.
     pub op: Op,
-    /// As in [`Request::flow`]; `NIL` for one that was removed or merged away before it was dispatched.
-    pub flow: u32,
-    /// As in [`Request::dispatched_bytes`].
-    pub dispatched_bytes: u32,
-    /// As in [`Request::estimate_ns`].
-    pub estimate_ns: u32,
+    /// What was noted of it when it left the elevator.
+    pub dispatched: Dispatched,
 }
 
 impl EndedRequest {
@@ -89,8 +85,8 @@ impl EndedRequest {
     #[inline]
     #[must_use]
     pub fn of(request: &Request) -> Self {
-        let Request { ioprio, op, flow, dispatched_bytes, estimate_ns, .. } = *request;
-        Self { ioprio, op, flow, dispatched_bytes, estimate_ns }
+        let Request { ioprio, op, dispatched, .. } = *request;
+        Self { ioprio, op, dispatched }
     }
 }
 

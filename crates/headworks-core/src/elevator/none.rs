@@ -24,7 +24,7 @@ impl NoneElevator {
 impl Elevator for NoneElevator {
     fn insert(&mut self, _now: Instant, slots: &mut Slots, ids: &[SlotId]) {
         debug_assert!(
-            ids.iter().all(|&id| !slots[id].queue_link.is_linked()),
+            ids.iter().all(|&id| !slots[id].links.queue.is_linked()),
             "an inserted request is in no elevator"
         );
         self.fifo.extend_back(slots, ids);
@@ -37,14 +37,14 @@ impl Elevator for NoneElevator {
     }
 
     fn remove(&mut self, slots: &mut Slots, id: SlotId) {
-        assert!(slots[id].queue_link.is_linked(), "only a queued request is removed");
+        assert!(slots[id].links.queue.is_linked(), "only a queued request is removed");
         self.fifo.remove(slots, id);
     }
 
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, _: MergeEdge) {
         debug_assert!(gone != Some(kept), "a request is not merged into itself");
         if let Some(gone) = gone {
-            assert!(slots[gone].queue_link.is_linked(), "only a queued request is merged away");
+            assert!(slots[gone].links.queue.is_linked(), "only a queued request is merged away");
             self.fifo.remove(slots, gone);
         }
     }

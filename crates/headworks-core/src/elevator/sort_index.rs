@@ -60,15 +60,15 @@ impl SortIndex {
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
         let request = &mut slots[id];
         let (key, rank) = (SortKey::of(request), rank(id));
-        request.tree[RANK] = rank;
+        request.links.tree[RANK] = rank;
         let (mut up, mut side, mut at) = (NIL, BEFORE, self.root);
         while at != NIL {
             let other = &slots[at];
-            if other.tree[RANK] < rank {
+            if other.links.tree[RANK] < rank {
                 break;
             }
             side = usize::from(SortKey::of(other) <= key);
-            (up, at) = (at, other.tree[side]);
+            (up, at) = (at, other.links.tree[side]);
         }
         debug_assert!(at != id, "request {id} is in the index already");
         self.attach(slots, up, side, id);
@@ -77,17 +77,18 @@ impl SortIndex {
 
     /// Removes a request; its position may have changed since the insertion.
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
-        let [mut before, mut after, mut up, _] = slots[id].tree;
-        let mut side = if up == NIL { BEFORE } else { usize::from(slots[up].tree[AFTER] == id) };
-        let link = if up == NIL { self.root } else { slots[up].tree[side] };
+        let [mut before, mut after, mut up, _] = slots[id].links.tree;
+        let mut side =
+            if up == NIL { BEFORE } else { usize::from(slots[up].links.tree[AFTER] == id) };
+        let link = if up == NIL { self.root } else { slots[up].links.tree[side] };
         debug_assert!(link == id, "request {id} is in this index");
         while before != NIL && after != NIL {
-            if slots[before].tree[RANK] > slots[after].tree[RANK] {
+            if slots[before].links.tree[RANK] > slots[after].links.tree[RANK] {
                 self.attach(slots, up, side, before);
-                (up, side, before) = (before, AFTER, slots[before].tree[AFTER]);
+                (up, side, before) = (before, AFTER, slots[before].links.tree[AFTER]);
             } else {
                 self.attach(slots, up, side, after);
-                (up, side, after) = (after, BEFORE, slots[after].tree[BEFORE]);
+                (up, side, after) = (after, BEFORE, slots[after].links.tree[BEFORE]);
             }
         }
         self.attach(slots, up, side, if before == NIL { after } else { before });
@@ -99,39 +100,39 @@ impl SortIndex {
         while at != NIL {
             let fits = SortKey::of(&slots[at]) >= key;
             found = if fits { at } else { found };
-            at = slots[at].tree[if fits { BEFORE } else { AFTER }];
+            at = slots[at].links.tree[if fits { BEFORE } else { AFTER }];
         }
         found
     }
 
     /// Returns the request after `id` in position order; `NIL` after the last.
     pub fn after(&self, slots: &Slots, id: SlotId) -> SlotId {
-        let [_, mut at, mut up, _] = slots[id].tree;
+        let [_, mut at, mut up, _] = slots[id].links.tree;
         if at != NIL {
-            while slots[at].tree[BEFORE] != NIL {
-                at = slots[at].tree[BEFORE];
+            while slots[at].links.tree[BEFORE] != NIL {
+                at = slots[at].links.tree[BEFORE];
             }
             return at;
         }
         let mut from = id;
-        while up != NIL && slots[up].tree[AFTER] == from {
-            (from, up) = (up, slots[up].tree[UP]);
+        while up != NIL && slots[up].links.tree[AFTER] == from {
+            (from, up) = (up, slots[up].links.tree[UP]);
         }
         up
     }
 
     /// Returns the request before `id` in position order; `NIL` before the first.
     pub fn before(&self, slots: &Slots, id: SlotId) -> SlotId {
-        let [mut at, _, mut up, _] = slots[id].tree;
+        let [mut at, _, mut up, _] = slots[id].links.tree;
         if at != NIL {
-            while slots[at].tree[AFTER] != NIL {
-                at = slots[at].tree[AFTER];
+            while slots[at].links.tree[AFTER] != NIL {
+                at = slots[at].links.tree[AFTER];
             }
             return at;
         }
         let mut from = id;
-        while up != NIL && slots[up].tree[BEFORE] == from {
-            (from, up) = (up, slots[up].tree[UP]);
+        while up != NIL && slots[up].links.tree[BEFORE] == from {
+            (from, up) = (up, slots[up].links.tree[UP]);
         }
         up
     }
@@ -141,11 +142,11 @@ impl SortIndex {
     fn attach(&mut self, slots: &mut Slots, up: SlotId, side: usize, id: SlotId) {
         match up {
             NIL => self.root = id,
-            _ => slots[up].tree[side] = id,
+            _ => slots[up].links.tree[side] = id,
         }
         if id != NIL {
             debug_assert!(up == NIL || rank(up) > rank(id), "ranks fall from the root down");
-            slots[id].tree[UP] = up;
+            slots[id].links.tree[UP] = up;
         }
     }
 }
@@ -158,14 +159,14 @@ fn split(slots: &mut Slots, mut at: SlotId, key: SortKey, id: SlotId) {
         let part = &mut slots[at];
         let side = usize::from(SortKey::of(part) > key);
         let (up, end) = ends[side];
-        part.tree[UP] = up;
+        part.links.tree[UP] = up;
         ends[side] = (at, 1 - side);
-        let next = part.tree[1 - side];
-        slots[up].tree[end] = at;
+        let next = part.links.tree[1 - side];
+        slots[up].links.tree[end] = at;
         at = next;
     }
     for (up, end) in ends {
-        slots[up].tree[end] = NIL;
+        slots[up].links.tree[end] = NIL;
     }
 }
 
@@ -200,9 +201,9 @@ mod tests {
         if at == NIL {
             return 0;
         }
-        assert_eq!(slots[at].tree[UP], up);
+        assert_eq!(slots[at].links.tree[UP], up);
         assert!(up == NIL || rank(up) > rank(at));
-        let [before, after, ..] = slots[at].tree;
+        let [before, after, ..] = slots[at].links.tree;
         1 + check(slots, before, at).max(check(slots, after, at))
     }
 

@@ -46,7 +46,7 @@ impl Queue {
             if self.refuse_overlap(pools, id) || self.try_merge(pools, id) {
                 continue;
             }
-            match pools.slots[id].tags {
+            match pools.slots[id].tags.leased {
                 0 => {
                     let request = self.tag_request_of(pools, id, contended);
                     self.note_large(now, request.bytes);
@@ -124,12 +124,12 @@ impl Queue {
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let (connection, export) = (request.connection, request.export);
         if contended {
-            let bio = pools.bios[request.bio_head].bio.id;
+            let bio = pools.bios[request.bios.head].bio.id;
             if self.gate.note_stream(&bio, request.offset, request.len) {
                 pools.slots[id].marks |= Request::SEQUENTIAL;
             }
         }
-        pools.slots[id].owed = tags;
+        pools.slots[id].tags.owed = tags;
         let requester = Requester::Request(id);
         TagRequest { tags, bytes, sync, connection, export, ..TagRequest::of(requester) }
     }
@@ -157,8 +157,8 @@ impl Queue {
         let limits = &self.command_limits;
         request.op.has_data()
             && request.parent == NIL
-            && request.bios <= 1
-            && (request.len > limits.max_bytes || request.segments > limits.max_segments)
+            && request.bios.count <= 1
+            && (request.len > limits.max_bytes || request.bios.segments > limits.max_segments)
     }
 
     /// Admits a request that was granted `tags` tags, or some of the tags that it is owed.
@@ -170,7 +170,7 @@ impl Queue {
         if request.state != RequestState::Split {
             request.stamps[2] = now;
             // One that is owed several tags returns them as pieces, though it may fit into a command by now.
-            let several = !request.is(Request::LEASED) && tags.max(request.owed) > 1;
+            let several = !request.is(Request::LEASED) && tags.max(request.tags.owed) > 1;
             if !several && !self.must_split(request) {
                 request.state = RequestState::Queued;
                 self.gate.charge(request, request.len);

@@ -144,10 +144,10 @@ impl Bulk {
 
     /// Counts an admitted request that was charged, if it is bulk.
     pub fn charge(&mut self, request: &mut Request, target_us: u32) {
-        debug_assert!(!request.bulk, "a request is charged once");
+        debug_assert!(!request.charge.bulk, "a request is charged once");
         if self.is_bulk(target_us) {
-            request.bulk = true;
-            self.bytes.add(request.charged.into());
+            request.charge.bulk = true;
+            self.bytes.add(request.charge.bytes.into());
         }
     }
 

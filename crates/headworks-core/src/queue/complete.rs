@@ -22,7 +22,7 @@ use crate::bio::{BioFlags, Op};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, ReplyStage, RequestId};
 use crate::pools::{Pools, answer};
-use crate::request::{Request, RequestState, SlotId};
+use crate::request::{BioChain, Request, RequestState, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -96,7 +96,7 @@ impl Queue {
     /// Charges a request's connection for the command that follows a short transfer, a step or a failure.
     fn charge_again(&mut self, pools: &Pools, id: SlotId) {
         let request = &pools.slots[id];
-        let bio = pools.bios[request.bio_head].bio.id;
+        let bio = pools.bios[request.bios.head].bio.id;
         let bytes = cost_bytes(request.op, request.len - request.done);
         self.gate.charge_extra(bio.export, bio.connection, kind_of(request), bytes);
     }
@@ -178,7 +178,7 @@ impl Queue {
                 request.marks |= Request::ZERO_AS_DATA;
                 Verdict::Again
             }
-            _ if request.bios > 1 && !request.is(Request::RETRY) => Verdict::OneByOne,
+            _ if request.bios.count > 1 && !request.is(Request::RETRY) => Verdict::OneByOne,
             _ => Verdict::Finish(Err(error)),
         }
     }
@@ -206,7 +206,7 @@ impl Queue {
     /// Sends the bios of a failed merged request again, each alone.
     fn retry_one_by_one(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
-        debug_assert!(request.bios > 1, "a request of one bio is not retried");
+        debug_assert!(request.bios.count > 1, "a request of one bio is not retried");
         request.marks |= Request::RETRY;
         request.waits_since = now;
         request.flags = request.flags.without(BioFlags::HOLE_OK);
@@ -217,7 +217,7 @@ impl Queue {
     /// Narrows a request that retries to its first bio; the others follow.
     fn aim_at_first_bio(&self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
-        let bio = &pools.bios[request.bio_head].bio;
+        let bio = &pools.bios[request.bios.head].bio;
         (request.offset, request.len, request.done) = (bio.offset, bio.len, 0);
     }
 
@@ -242,7 +242,7 @@ impl Queue {
                 None => return,
             }
         }
-        let Request { bio_head: head, bio_tail: tail, .. } = pools.slots[id];
+        let BioChain { head, tail, .. } = pools.slots[id].bios;
         let wait_times = self.account(now, pools, id, status);
         let mut next = Some(head);
         while let Some(slot) = next {
@@ -265,8 +265,8 @@ impl Queue {
     ) -> Option<Status> {
         let mut status = status;
         while self.retries_more(&pools.slots[id]) {
-            let slot = pools.slots[id].bio_head;
-            pools.slots[id].bio_head = pools.bios[slot].next;
+            let slot = pools.slots[id].bios.head;
+            pools.slots[id].bios.head = pools.bios[slot].next;
             pools.bios[slot].wait_times = self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
@@ -290,7 +290,7 @@ impl Queue {
     fn retries_more(&self, request: &Request) -> bool {
         request.is(Request::RETRY)
             && !request.is(Request::TIMED_OUT)
-            && request.bio_head != request.bio_tail
+            && request.bios.head != request.bios.tail
     }
 
     /// Adds a finished request to its volume's statistics; returns the wait times of its stages.

@@ -43,7 +43,7 @@ impl Queue {
         {
             let kind = match request.parent {
                 // Small requests that merged are a stream, which nothing delays.
-                NIL if request.len <= SMALL_MAX && request.bios == 1 && request.is_sync() => {
+                NIL if request.len <= SMALL_MAX && request.bios.count == 1 && request.is_sync() => {
                     CommandClass::Small
                 }
                 NIL => CommandClass::Large,

@@ -71,8 +71,8 @@ impl Queue {
     /// Returns why a command is not sent, if so: its bio failed with another piece, or a timed-out write could overtake it.
     pub(super) fn fails_unsent(&self, slots: &Slots, id: SlotId) -> Option<Status> {
         let request = &slots[id];
-        if request.parent != NIL && slots[request.parent].status.is_err() {
-            return Some(slots[request.parent].status);
+        if request.parent != NIL && slots[request.parent].split.status.is_err() {
+            return Some(slots[request.parent].split.status);
         }
         let behind = self.in_flight.overlaps_timed_out_write(slots, request);
         behind.then_some(Err(IoError::TimedOut))
@@ -110,7 +110,7 @@ impl Queue {
             push_segments(request, &pools.bios, &self.limits, &mut pools.actions.segments);
         } else if request.op == Op::BlockStatus {
             // The list goes into the buffer of its one bio, whole.
-            let bio = pools.bios[request.bio_head].bio.id;
+            let bio = pools.bios[request.bios.head].bio.id;
             pools.actions.segments.push(Segment { bio, offset: 0, len: EXTENTS_BYTES });
         }
         let segments = (pools.actions.segments.len() - first_segment) as u16;
@@ -138,9 +138,9 @@ fn push_segments(
     segments: &mut Vec<Segment>,
 ) {
     let (mut slot, mut skip, mut left) =
-        (request.bio_head, request.done, request.len - request.done);
+        (request.bios.head, request.done, request.len - request.done);
     debug_assert!(left > 0, "a command with data has a length");
-    if request.bios <= 1 && left <= limits.max_segment_size {
+    if request.bios.count <= 1 && left <= limits.max_segment_size {
         let bio = bios[slot].bio.id;
         return segments.push(Segment { bio, offset: request.piece_offset + skip, len: left });
     }

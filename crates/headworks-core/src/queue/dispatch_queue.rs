@@ -248,7 +248,7 @@ impl DispatchQueue {
     #[inline]
     pub fn depart(&mut self, request: &mut Request) {
         debug_assert!(request.state == RequestState::Queued, "an elevator gives each request once");
-        request.departure = self.departures;
+        request.dispatched.departure = self.departures;
         self.departures = self.departures.wrapping_add(1);
     }
 
@@ -264,13 +264,13 @@ impl DispatchQueue {
         request.marks |= Request::REQUEUED;
         if request.is(Request::FLUSH) {
             // It bypassed the elevator: behind everything that has left so far.
-            request.departure = self.departures;
+            request.dispatched.departure = self.departures;
         }
-        let departure = request.departure;
+        let departure = request.dispatched.departure;
         // Departures wrap: the difference has the sign of the order, because fewer than 2^31 requests leave while a command is in
         // flight and has not timed out.
         let precedes = |other: SlotId, slots: &Slots| {
-            (departure.wrapping_sub(slots[other].departure) as i32) < 0
+            (departure.wrapping_sub(slots[other].dispatched.departure) as i32) < 0
         };
         let mut before = self.requeue.back(slots);
         while let Some(other) = before

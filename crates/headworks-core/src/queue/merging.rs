@@ -114,7 +114,7 @@ impl Queue {
         self.count_merged(pools, gone);
         if pools.slots[kept].state == RequestState::Queued {
             // What is bulk may have changed between the two.
-            let bytes = pools.slots[gone].charged;
+            let bytes = pools.slots[gone].charge.bytes;
             self.gate.uncharge(&mut pools.slots[gone]);
             self.gate.charge_merge(&mut pools.slots[kept], bytes);
         }

@@ -18,7 +18,7 @@ impl Queue {
     pub(super) fn spawn_pieces(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
         let split = &mut pools.slots[id];
         assert!(split.state == RequestState::Split, "only a split request has pieces");
-        split.owed = split.owed.saturating_sub(tags);
+        split.tags.owed = split.tags.owed.saturating_sub(tags);
         for _ in 0..tags {
             self.spawn_piece(pools, id, 0);
         }
@@ -41,7 +41,7 @@ impl Queue {
         let piece = RequestStart::of_piece(&pools.slots[parent], parent, len, segments);
         let from = &mut pools.slots[parent];
         from.done += len;
-        from.pieces += 1;
+        from.split.pieces += 1;
         assert!(from.done <= from.len, "pieces lie within their bio");
         let whole = from.len;
         pools.slots[id].begin(piece);
@@ -60,7 +60,7 @@ impl Queue {
     ) {
         if pools.slots[id].state == RequestState::InFlight {
             // The bio waited for what its last piece waited for, from when the bio came.
-            let slot = pools.slots[id].bio_head;
+            let slot = pools.slots[id].bios.head;
             pools.bios[slot].wait_times = self.account(now, pools, id, status);
         }
         let parent = pools.slots[id].parent;
@@ -69,20 +69,20 @@ impl Queue {
         pools.slots.put(id);
         let split = &mut pools.slots[parent];
         assert!(
-            split.state == RequestState::Split && split.pieces > 0,
+            split.state == RequestState::Split && split.split.pieces > 0,
             "a piece has a split request"
         );
-        split.pieces -= 1;
+        split.split.pieces -= 1;
         if status.is_ok() {
             split.waits_since = now;
         } else {
-            split.status = split.status.and(status);
+            split.split.status = split.split.status.and(status);
             // The bio fails, so the rest is not sent.
             split.done = split.len;
         }
         let split = &pools.slots[parent];
         // With no tag owed, there are as many tags as were requested: a bio with more pieces goes on with those.
-        if self.gate.reuses_tags() || split.is(Request::LEASED) || split.owed == 0 {
+        if self.gate.reuses_tags() || split.is(Request::LEASED) || split.tags.owed == 0 {
             self.spawn_piece(pools, parent, Request::CONTINUES);
         } else {
             self.gate.return_tag(pools.slots[parent].is_sync());
@@ -93,11 +93,11 @@ impl Queue {
     /// Answers a split bio when its last piece has ended and no tag is owed to it.
     fn end_split(&mut self, now: Instant, pools: &mut Pools, parent: SlotId) {
         let split = &mut pools.slots[parent];
-        if split.pieces > 0 || split.owed > 0 {
+        if split.split.pieces > 0 || split.tags.owed > 0 {
             return;
         }
         assert!(split.done == split.len, "a split bio ends when all of it went into pieces");
-        let (slot, status) = (split.bio_head, split.status);
+        let (slot, status) = (split.bios.head, split.split.status);
         split.state = RequestState::Free;
         self.gate.leave(split);
         pools.slots.put(parent);

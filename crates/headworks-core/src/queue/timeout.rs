@@ -41,7 +41,7 @@ impl Queue {
     /// Answers the bios of a command that the device did not answer in time.
     fn time_out(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &pools.slots[id];
-        let Request { volume, op, offset, len, parent, bio_head, bio_tail, .. } = *request;
+        let Request { volume, op, offset, len, parent, bios, .. } = *request;
         let wait_times = WaitTimes::until(&request.stamps, now);
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
@@ -54,12 +54,12 @@ impl Queue {
             let split = &mut pools.slots[parent];
             assert!(split.state == RequestState::Split, "a piece has a split request");
             split.done = split.len;
-            split.status = Err(IoError::TimedOut);
+            split.split.status = Err(IoError::TimedOut);
             self.abandon_siblings(pools, parent);
         }
-        let mut next = Some(bio_head);
+        let mut next = Some(bios.head);
         while let Some(slot) = next {
-            next = pools.bio_after(slot, bio_tail);
+            next = pools.bio_after(slot, bios.tail);
             if !pools.bios[slot].answered {
                 self.gate.lease_timed_out(pools.bios[slot].tags);
                 pools.bios[slot].wait_times = wait_times;
@@ -107,7 +107,7 @@ impl Queue {
             matches!(request.state, RequestState::Plugged | RequestState::Waiting),
             "a request with a tag is not refused"
         );
-        let (head, tail) = (request.bio_head, request.bio_tail);
+        let (head, tail) = (request.bios.head, request.bios.tail);
         if request.state == RequestState::Waiting {
             self.gate.end_wait(request);
         }

@@ -137,14 +137,14 @@ impl Shard {
                 RequestState::Queued => WaitKind::Scheduler,
                 RequestState::InFlight => WaitKind::Device,
             };
-            let mut next = Some(request.bio_head).filter(|slot| *slot != NIL);
-            for _ in 0..request.bios {
+            let mut next = Some(request.bios.head).filter(|slot| *slot != NIL);
+            for _ in 0..request.bios.count {
                 let Some(slot) = next else { break };
                 let known = &mut kinds[slot as usize];
                 if known.is_none_or(|known| (known as usize) < kind as usize) {
                     *known = Some(kind);
                 }
-                next = self.pools.bio_after(slot, request.bio_tail);
+                next = self.pools.bio_after(slot, request.bios.tail);
             }
         }
         kinds

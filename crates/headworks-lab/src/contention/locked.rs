@@ -20,7 +20,7 @@ use headworks::driver::{DiskOp, DiskQueue, Interest, Span, Watch};
 use headworks::{Command, CommandBatch as Commands, Device, DeviceIo, NullDevice};
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest};
 use headworks_core::merge::MergeIndex;
-use headworks_core::request::{Request, RequestState, SlotId, Slots};
+use headworks_core::request::{BioChain, Request, RequestState, SlotId, Slots};
 use headworks_core::request_limits::RequestLimits;
 use headworks_core::{
     BioFlags, Completion, DeviceId, Instant, Op, QueueOptions, RequestId, VolumeId,
@@ -141,8 +141,7 @@ impl Elevators {
 fn template() -> Request {
     Request {
         len: BLOCK,
-        segments: 1,
-        bios: 1,
+        bios: BioChain::of(headworks_core::slab::NIL, 1),
         op: Op::Write,
         flags: BioFlags::SYNC,
         parent: headworks_core::slab::NIL,

@@ -28,7 +28,7 @@ impl BfqElevator {
             self.places[own].max_budget = budget.max(1);
         }
         let queue = self.queue_for(now, &slots[id], own);
-        slots[id].flow = queue;
+        slots[id].dispatched.flow = queue;
         if self.places[queue].sync {
             self.note_arrival(now, queue);
         }

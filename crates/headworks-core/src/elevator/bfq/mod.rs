@@ -150,7 +150,7 @@ impl BfqElevator {
 
     /// Takes a request out of its queue, which may become empty by that.
     fn unlink(&mut self, slots: &mut Slots, id: SlotId) {
-        let queue = slots[id].flow;
+        let queue = slots[id].dispatched.flow;
         self.waiting.sub(1);
         let changed = self.places[queue].requests.remove(&self.settings, slots, id);
         if self.current() == Some(queue) {
@@ -351,7 +351,7 @@ impl Elevator for BfqElevator {
     fn remove(&mut self, slots: &mut Slots, id: SlotId) {
         self.unlink(slots, id);
         // Its end is no end of service.
-        slots[id].flow = NIL;
+        slots[id].dispatched.flow = NIL;
         debug_assert!(self.is_sound(), "an invariant broke in a removal");
     }
 
@@ -360,26 +360,26 @@ impl Elevator for BfqElevator {
     }
 
     fn on_complete(&mut self, now: Instant, slots: &Slots, ended: &[EndedRequest]) {
-        for request in ended.iter().filter(|request| request.flow != NIL) {
-            self.device.remove(request.dispatched_bytes, request.estimate_ns);
+        for request in ended.iter().filter(|request| request.dispatched.flow != NIL) {
+            self.device.remove(request.dispatched.bytes, request.dispatched.estimate_ns);
             self.rate.on_complete(now);
             self.last_completion = now;
-            self.end_request(now, slots, request.flow);
+            self.end_request(now, slots, request.dispatched.flow);
         }
         debug_assert!(self.is_sound(), "an invariant broke in completions");
     }
 
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         let here = slots[kept].state == RequestState::Queued && !slots[kept].is(Request::REQUEUED);
-        let queue = slots[kept].flow;
+        let queue = slots[kept].dispatched.flow;
         if let Some(gone) = gone {
-            if here && slots[gone].flow == queue {
+            if here && slots[gone].dispatched.flow == queue {
                 self.waiting.sub(1);
                 self.places[queue].requests.join(&self.settings, slots, kept, gone);
             } else {
                 self.unlink(slots, gone);
             }
-            slots[gone].flow = NIL;
+            slots[gone].dispatched.flow = NIL;
         }
         if here {
             if edge == MergeEdge::Front {

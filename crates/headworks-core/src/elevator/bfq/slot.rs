@@ -173,9 +173,10 @@ impl BfqElevator {
         let sectors = sectors_of(request);
         let seeky = position::is_seeky(&self.settings, Some(self.head), request);
         self.rate.on_dispatch(now, sectors, seeky, self.device.requests());
-        request.estimate_ns = self.settings.estimate_ns(sectors, seeky, self.rate.peak());
-        request.dispatched_bytes = sectors * SECTOR as u32;
-        self.device.add(request.dispatched_bytes, request.estimate_ns);
+        request.dispatched.estimate_ns =
+            self.settings.estimate_ns(sectors, seeky, self.rate.peak());
+        request.dispatched.bytes = sectors * SECTOR as u32;
+        self.device.add(request.dispatched.bytes, request.dispatched.estimate_ns);
         let end = Position::after(request);
         let entry = &mut self.places[queue];
         entry.service += cost;

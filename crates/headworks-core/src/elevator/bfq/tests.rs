@@ -658,14 +658,14 @@ fn removed_and_merged_requests_are_not_completed() {
     let next = world.bfq.places[0].requests.next();
     world.bfq.remove(&mut world.slots, next);
     let removed = EndedRequest::of(&world.slots[next]);
-    assert_eq!(removed.flow, NIL);
+    assert_eq!(removed.dispatched.flow, NIL);
     world.bfq.on_complete(Instant(world.now), &world.slots, &[removed]);
     assert_eq!((world.bfq.waiting.get(), world.bfq.device.requests()), (2, 1));
     let kept = world.bfq.places[0].requests.next();
     let gone = (0..4)
         .find(|&id| id != kept && id != next && world.slots[id].state == RequestState::Queued);
     world.bfq.on_merge(&mut world.slots, kept, gone, MergeEdge::Back);
-    assert_eq!(world.slots[gone.unwrap()].flow, NIL);
+    assert_eq!(world.slots[gone.unwrap()].dispatched.flow, NIL);
     assert_eq!((world.bfq.waiting.get(), world.bfq.places[0].requests.next()), (1, kept));
 }
 

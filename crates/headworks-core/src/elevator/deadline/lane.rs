@@ -101,7 +101,7 @@ impl Lane {
     }
 
     fn unsort(&mut self, slots: &mut Slots, id: SlotId) {
-        debug_assert!(slots[id].queue_link.is_linked(), "request {id} waits in this lane");
+        debug_assert!(slots[id].links.queue.is_linked(), "request {id} waits in this lane");
         if self.next == id {
             self.next = self.index.after(slots, id);
         }

@@ -50,7 +50,7 @@ impl Gate {
         }
         if self.bytes_max < u64::MAX || self.bulk.is_on() {
             let cost = cost_bytes(request.op, request.len) + self.command_cost;
-            request.charged += cost;
+            request.charge.bytes += cost;
             self.admitted_bytes.add(cost.into());
             if self.bulk.is_on() {
                 self.bulk.charge(request, self.shares.target_us(request.export));
@@ -61,9 +61,9 @@ impl Gate {
     /// Charges a request whose command grew by `bytes`.
     pub fn charge_merge(&mut self, request: &mut Request, bytes: u32) {
         if self.bytes_max < u64::MAX || self.bulk.is_on() {
-            request.charged += bytes;
+            request.charge.bytes += bytes;
             self.admitted_bytes.add(bytes.into());
-            if request.bulk {
+            if request.charge.bulk {
                 self.bulk.charge_more(bytes);
             }
         }
@@ -72,10 +72,10 @@ impl Gate {
     /// Returns the bytes of a request that ended or timed out.
     #[inline]
     pub fn uncharge(&mut self, request: &mut Request) {
-        if request.charged > 0 {
-            let bytes = std::mem::take(&mut request.charged);
+        if request.charge.bytes > 0 {
+            let bytes = std::mem::take(&mut request.charge.bytes);
             self.admitted_bytes.sub(bytes.into());
-            if std::mem::take(&mut request.bulk) {
+            if std::mem::take(&mut request.charge.bulk) {
                 self.bulk.uncharge(bytes);
             }
         }
