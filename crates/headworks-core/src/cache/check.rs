@@ -194,16 +194,16 @@ impl Cache {
         let mut reserved = vec![0; payers.exports()];
         for (slot, op) in state.waiters.iter() {
             granted += if op.frame.0 == NIL { 0 } else { 1 << op.frame.1 };
-            credit += u64::from(op.credit);
-            assert!(op.paid >= op.credit, "a payer pays for all credit: {op:?}");
-            let payer = usize::from(op.payer.0).min(payers.exports() - 1);
-            reserved[payer] += u64::from(op.paid);
+            credit += u64::from(op.reserved.credit);
+            assert!(op.reserved.paid >= op.reserved.credit, "a payer pays for all credit: {op:?}");
+            let payer = usize::from(op.reserved.payer.0).min(payers.exports() - 1);
+            reserved[payer] += u64::from(op.reserved.paid);
             if let WaitFor::Cap(account, blocks) = op.waits_for {
                 let first = state.waiters.first_for_cap(account);
                 assert!(first.is_some(), "an operation is on the list of its account");
-                let blocks = payers.at_once(op.payer, blocks);
-                let waits =
-                    first != Some((slot, blocks)) || payers.full(op.payer, blocks).is_some();
+                let blocks = payers.at_once(op.reserved.payer, blocks);
+                let waits = first != Some((slot, blocks))
+                    || payers.full(op.reserved.payer, blocks).is_some();
                 assert!(waits, "the account has room for its first waiter: {op:?}");
             }
             waiting += u32::from(matches!(op.waits_for, WaitFor::Folio(_)));

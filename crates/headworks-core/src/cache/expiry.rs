@@ -84,7 +84,7 @@ impl CacheState {
     pub fn is_late_for_device(&self, ctx: &CallContext, op: &Operation) -> bool {
         let volume = op.bio.id.volume;
         self.dirty.is_unresponsive(self.volumes.device_index(volume))
-            && op.since.after(self.volumes.caching(volume).io_timeout_ns) <= ctx.now
+            && op.limit.since.after(self.volumes.caching(volume).io_timeout_ns) <= ctx.now
     }
 
     /// Returns when an operation has waited for too long; `None` while its wait has no such limit.
@@ -102,7 +102,7 @@ impl CacheState {
             | WaitFor::Credit(_)
             | WaitFor::Cap(..)
             | WaitFor::Pause
-            | WaitFor::Range(_) => Some(op.since.after(timeout_ns).min(last)),
+            | WaitFor::Range(_) => Some(op.limit.since.after(timeout_ns).min(last)),
             WaitFor::Nothing
             | WaitFor::Slot
             | WaitFor::NextTurn
@@ -131,7 +131,7 @@ impl CacheState {
             if until > ctx.now {
                 next = Some(next.map_or(until, |other| other.min(until)));
             } else {
-                self.waiters.op_mut(slot).overdue = true;
+                self.waiters.op_mut(slot).limit.overdue = true;
                 self.wake_with(slot);
             }
         }

@@ -194,7 +194,7 @@ impl CacheState {
     #[inline]
     pub fn release(&mut self, op: &mut Operation) {
         // A hit holds neither: two comparisons without a call.
-        if op.paid > 0 {
+        if op.reserved.paid > 0 {
             self.drop_credit(op);
         }
         if op.frame.0 != NIL {
@@ -204,11 +204,12 @@ impl CacheState {
 
     /// Returns the credit that an operation holds.
     pub fn drop_credit(&mut self, op: &mut Operation) {
-        let (credit, paid) = (std::mem::take(&mut op.credit), std::mem::take(&mut op.paid));
+        let (credit, paid) =
+            (std::mem::take(&mut op.reserved.credit), std::mem::take(&mut op.reserved.paid));
         debug_assert!(credit <= paid, "a payer pays for all credit");
         if paid > 0 {
             let device = self.volumes[op.bio.id.volume].device();
-            self.dirty.unreserve(device, credit, (op.payer, paid));
+            self.dirty.unreserve(device, credit, (op.reserved.payer, paid));
         }
     }
 
@@ -223,7 +224,7 @@ impl CacheState {
     /// Passes a client's bio to its device on behalf of an operation.
     pub fn pass_to_device(&mut self, op: &mut Operation, slot: u32, bio: crate::bio::Bio) {
         op.step = OpStep::Device;
-        self.io.pass(bio, slot, op.since);
+        self.io.pass(bio, slot, op.limit.since);
     }
 
     /// Wakes the waiters of a folio of which something ended.
@@ -392,7 +393,7 @@ impl CacheState {
             let Some((slot, wanted)) = self.waiters.first_for_cap(account) else {
                 return self.dirty.payers_mut().set_awaited(account, false);
             };
-            let payer = self.waiters.op(slot).payer;
+            let payer = self.waiters.op(slot).reserved.payer;
             // The cap may have been lowered since the operation asked.
             let wanted = self.dirty.payers().at_once(payer, wanted);
             assert!(wanted > 0, "an operation waits for some blocks");

@@ -56,6 +56,39 @@ use crate::time::Instant;
 /// too. A half: they get in at once, and many of them are limited.
 const LIGHT_PART: u64 = 2;
 
+/// The limits on what is past the gate.
+struct GateLimits {
+    /// Of the admitted bytes; `u64::MAX` without a limit.
+    bytes_max: u64,
+    /// Bytes that a command is charged beside its own.
+    command_cost: u32,
+    /// The longest command.
+    command_max: u32,
+    /// The commands of a request reach the device together, see [`Gate::set_limit`].
+    whole: bool,
+    /// Requests that the device takes. More are of use to an elevator that sorts, as its window, and to no other.
+    commands_max: u32,
+}
+
+impl GateLimits {
+    /// Returns the limits that `options` give. An elevator that owns shares limits bytes itself, and takes any number of requests.
+    fn new(options: &QueueOptions) -> Self {
+        let owns_shares = options.scheduler.owns_shares();
+        let bytes_max = match options.hw_inflight_kb {
+            0 => u64::MAX,
+            _ if owns_shares => u64::MAX,
+            kb => u64::from(kb) * 1024,
+        };
+        Self {
+            bytes_max,
+            command_cost: 0,
+            command_max: options.max_bytes(),
+            whole: bytes_max == u64::MAX,
+            commands_max: if owns_shares { u32::MAX } else { options.queue_depth },
+        }
+    }
+}
+
 /// Admission to one device: tags, leases and bytes in flight.
 pub(super) struct Gate {
     tags: Box<dyn TagOwner>,
@@ -70,24 +103,15 @@ pub(super) struct Gate {
     passing: Passing,
     /// The part of them that latency targets limit.
     bulk: Bulk,
-    /// The limit on `admitted_bytes`; `u64::MAX` without a limit.
-    bytes_max: u64,
+    limits: GateLimits,
     /// What requests cost, learned while requests wait; and the unit of shares.
     costs: CostLearner,
     share: ShareUnit,
     streams: Streams,
-    /// Bytes that a command is charged beside its own.
-    command_cost: u32,
-    /// The longest command.
-    command_max: u32,
-    /// The commands of a request reach the device together, see [`Gate::set_limit`].
-    whole: bool,
     /// The elevator owns shares, and every request is granted at once.
     open: bool,
     /// The exports with requests, for the window of an elevator that sorts.
     rivals: Rivals,
-    /// Requests that the device takes. More are of use to an elevator that sorts, as its window, and to no other.
-    commands_max: u32,
     /// The elevator sorts.
     sorts: bool,
     /// Most bios of the shard.
@@ -123,16 +147,12 @@ impl Gate {
             admitted_bytes: Gauge64::default(),
             passing: Passing::default(),
             bulk,
-            bytes_max: bytes_max(options),
+            limits: GateLimits::new(options),
             costs: CostLearner::new(),
             share: options.share,
             streams: Streams::new(),
-            command_cost: 0,
-            command_max: options.max_bytes(),
-            whole: bytes_max(options) == u64::MAX,
             open: options.scheduler.owns_shares(),
             rivals: Rivals::default(),
-            commands_max: commands_max(options),
             sorts: options.scheduler == Scheduler::MqDeadline,
             bios: config.bios_total(),
             request_tags_max: max_request_tags(options.nr_requests),
@@ -191,15 +211,12 @@ impl Gate {
 
     /// Takes over the limit on bytes in flight and the unit of shares of other options.
     pub fn set_limits(&mut self, options: &QueueOptions) {
-        (self.bytes_max, self.command_cost) = (bytes_max(options), 0);
+        self.limits = GateLimits::new(options);
         self.open = options.scheduler.owns_shares();
-        self.commands_max = commands_max(options);
         self.sorts = options.scheduler == Scheduler::MqDeadline;
         self.rivals.set(self.sorts, &self.shares);
         self.set_targets(Instant(0));
         self.request_tags_max = max_request_tags(options.nr_requests);
-        self.command_max = options.max_bytes();
-        self.whole = self.bytes_max == u64::MAX;
         self.share = options.share;
     }
 
@@ -208,15 +225,15 @@ impl Gate {
     /// granted the tags for all at once, so that they reach the device together.
     pub fn set_limit(&mut self, bytes_max: u64, command_cost: u32, command_max: u32, whole: bool) {
         assert!(bytes_max > 0, "some requests may always be admitted");
-        (self.bytes_max, self.command_cost) = (bytes_max, command_cost);
-        self.command_max = command_max;
-        self.whole = whole;
+        let commands_max = self.limits.commands_max;
+        self.limits = GateLimits { bytes_max, command_cost, command_max, whole, commands_max };
     }
 
     /// Sets the longest command, and whether it is as long as the device's limits allow. Beside a limit that was set by hand a
     /// request is not granted the tags of all its commands at once.
     pub fn set_command_max(&mut self, command_max: u32, whole: bool) {
-        (self.command_max, self.whole) = (command_max, whole && self.bytes_max == u64::MAX);
+        let limits = &mut self.limits;
+        (limits.command_max, limits.whole) = (command_max, whole && limits.bytes_max == u64::MAX);
     }
 
     /// Returns what the admitted requests were charged.
@@ -289,9 +306,9 @@ impl Gate {
     /// would wait for a nearly empty device, and no more bytes at once than half of what may be in flight, unless commands are whole.
     pub fn tags_for(&self, pieces: u32, piece: u32) -> u16 {
         debug_assert!(pieces > 0 && piece > 0, "a split request has pieces");
-        let bytes_max = self.bulk.limit().unwrap_or(u64::MAX).min(self.bytes_max);
+        let bytes_max = self.bulk.limit().unwrap_or(u64::MAX).min(self.limits.bytes_max);
         let by_bytes = (bytes_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
-        let whole = self.whole || !self.tags.reuses_tags();
+        let whole = self.limits.whole || !self.tags.reuses_tags();
         let pieces = if whole { pieces } else { pieces.min(by_bytes as u32) };
         if self.open { self.tags_at_once(pieces) } else { self.tags.tags_for(pieces) }
     }
@@ -363,7 +380,7 @@ impl Gate {
     fn window_is_closed(&self) -> bool {
         self.sorts
             && self.reuses_tags()
-            && self.out() >= self.commands_max
+            && self.out() >= self.limits.commands_max
             && self.differs()
             && !(self.rivals.all_wait() && self.leases.all_wait())
     }
@@ -420,7 +437,7 @@ impl Gate {
         let waits = &mut self.waits;
         if u32::from(tags) > self.tags.free() {
             waits.tags = Some(now);
-        } else if !bytes || self.admitted_bytes.get() >= self.bytes_max {
+        } else if !bytes || self.admitted_bytes.get() >= self.limits.bytes_max {
             waits.bytes = Some(now);
         } else if !commands || self.is_full() {
             self.waits.commands = Some(now);
@@ -450,16 +467,17 @@ impl Gate {
     /// Returns how many requests of the submission, from the first, fit into the bytes that may be in flight.
     fn most_by_bytes(&mut self) -> usize {
         let most = match self.bulk.is_on() {
-            true => self.bulk.fits(&self.requests, self.command_cost),
+            true => self.bulk.fits(&self.requests, self.limits.command_cost),
             false => self.requests.len(),
         };
-        if self.bytes_max == u64::MAX {
+        if self.limits.bytes_max == u64::MAX {
             return most;
         }
-        let mut room = self.bytes_max.saturating_sub(self.admitted_bytes.get());
+        let mut room = self.limits.bytes_max.saturating_sub(self.admitted_bytes.get());
         let fits = self.requests.iter().take_while(|request| {
             let fits = room > 0;
-            room = room.saturating_sub(u64::from(request.bytes) + u64::from(self.command_cost));
+            room =
+                room.saturating_sub(u64::from(request.bytes) + u64::from(self.limits.command_cost));
             fits
         });
         let fits = fits.count();
@@ -469,8 +487,8 @@ impl Gate {
 
     /// Returns how many requests of the submission, from the first, the device has room for; the last may have more commands.
     fn most_by_commands(&self) -> usize {
-        let mut room = self.commands_max.saturating_sub(self.out());
-        debug_assert!(self.commands_max > 0, "a device takes a command");
+        let mut room = self.limits.commands_max.saturating_sub(self.out());
+        debug_assert!(self.limits.commands_max > 0, "a device takes a command");
         if self.asked <= room {
             return self.requests.len();
         }
@@ -490,9 +508,9 @@ impl Gate {
         let budget = self.budget();
         // A policy that grants tag by tag decides by itself; with a timer that is due it would be asked without end.
         if self.is_full() && self.tags.waiters() > 0 && self.reuses_tags() {
-            self.bound |= self.admitted_bytes.get() >= self.bytes_max;
-            let room = self.bytes_max / LIGHT_PART + u64::from(self.command_max);
-            let over = self.admitted_bytes.get().saturating_sub(self.bytes_max);
+            self.bound |= self.admitted_bytes.get() >= self.limits.bytes_max;
+            let room = self.limits.bytes_max / LIGHT_PART + u64::from(self.limits.command_max);
+            let over = self.admitted_bytes.get().saturating_sub(self.limits.bytes_max);
             // One that a latency target guards needs no credit: bulk is held back for it.
             let guarded = matches!(budget, ByteBudget::Guarded { .. });
             if !guarded && !self.passing.is_open() || over >= room {
@@ -623,12 +641,12 @@ impl Gate {
         };
         let guarded = |guard: u32| lease.target_us > 0 && lease.target_us <= guard;
         let goes = !self.is_full()
-            && self.out() < self.commands_max
+            && self.out() < self.limits.commands_max
             && self.bulk.guard().is_none_or(guarded);
         let most = usize::from(goes);
         let granted = self.tags.request(now, &[request], most) == 1;
         if !granted {
-            self.note_wait(now, request.tags, (true, self.out() < self.commands_max));
+            self.note_wait(now, request.tags, (true, self.out() < self.limits.commands_max));
             self.leases.wait(from);
             return None;
         }
@@ -661,8 +679,8 @@ impl Gate {
     /// many requests past the gate as the device takes.
     #[inline]
     fn is_full(&self) -> bool {
-        self.admitted_bytes.get() >= self.bytes_max
-            || !self.sorts && self.out() >= self.commands_max
+        self.admitted_bytes.get() >= self.limits.bytes_max
+            || !self.sorts && self.out() >= self.limits.commands_max
     }
 
     /// Returns the requests that are past the gate, here and on other shards.
@@ -677,20 +695,6 @@ fn tag_options(options: &QueueOptions, config: &ShardConfig, waiters_max: usize)
     match options.scheduler.owns_shares() {
         true => TagOptions::open(options.tags(config.bios_total()), waiters_max),
         false => TagOptions::new(options, waiters_max, config.cache.is_on()),
-    }
-}
-
-/// Returns the number of requests that the device takes; an elevator that owns shares is given all.
-fn commands_max(options: &QueueOptions) -> u32 {
-    if options.scheduler.owns_shares() { u32::MAX } else { options.queue_depth }
-}
-
-/// Returns the limit on bytes in flight that `options` give. An elevator that owns shares applies it itself.
-fn bytes_max(options: &QueueOptions) -> u64 {
-    match options.hw_inflight_kb {
-        0 => u64::MAX,
-        _ if options.scheduler.owns_shares() => u64::MAX,
-        kb => u64::from(kb) * 1024,
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     let window = window(state, &op.bio, first, (all - first) as u32, false);
     let order = window.as_ref().map_or(0, |window| window.order);
     let behind = window.is_some() && state.volumes[volume].drops_behind();
-    let reason = FillReason { bio: op.bio, ahead: false, behind, since: op.since };
+    let reason = FillReason { bio: op.bio, ahead: false, behind, since: op.limit.since };
     let filled = state.stats.filled;
     let reached = fill_range(state, Some(op), reason, (volume, first, end), order);
     let missed = state.stats.filled - filled;
@@ -59,7 +59,7 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     if reached == end
         && let Some(window) = window
     {
-        read_ahead(state, op.since, &op.bio, &window, end);
+        read_ahead(state, op.limit.since, &op.bio, &window, end);
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(super) fn step(
     slot: u32,
 ) -> WaitFor {
     debug_assert!(op.waits_for == WaitFor::Nothing, "an operation that waits is not stepped");
-    if op.overdue && op.step != OpStep::Device {
+    if op.limit.overdue && op.step != OpStep::Device {
         return state.time_out(ctx, op, slot);
     }
     if !op.locked

@@ -136,7 +136,7 @@ fn add_folio(
     at: u64,
 ) -> Option<WaitFor> {
     let export = op.bio.id.export;
-    if op.credit == 0
+    if op.reserved.credit == 0
         && let Some(waits_for) = take_credit(state, ctx, op, export)
     {
         return Some(waits_for);
@@ -165,7 +165,7 @@ fn writable_run(
     clean: bool,
 ) -> u32 {
     let in_folio = state.pool.folio(unit).blocks() - first;
-    let most = if clean { blocks.min(op.credit) } else { blocks };
+    let most = if clean { blocks.min(op.reserved.credit) } else { blocks };
     let states = state.pool.states(unit + first, in_folio.min(most).max(1));
     let same = |state: &u8| {
         state & (block::FILLING | block::WRITEBACK) == 0 && (state & block::DIRTY == 0) == clean
@@ -181,11 +181,11 @@ fn hold_credit(
     unit: u32,
 ) -> Option<WaitFor> {
     let payer = state.payer_of(unit, op.bio.id.export);
-    debug_assert!(op.paid >= op.credit, "a payer pays for all credit");
-    if op.credit > 0 && op.payer == payer {
+    debug_assert!(op.reserved.paid >= op.reserved.credit, "a payer pays for all credit");
+    if op.reserved.credit > 0 && op.reserved.payer == payer {
         return None;
     }
-    if op.credit > 0 {
+    if op.reserved.credit > 0 {
         state.drop_credit(op);
     }
     take_credit(state, ctx, op, payer)
@@ -199,10 +199,10 @@ fn take_credit(
     op: &mut Operation,
     payer: ExportId,
 ) -> Option<WaitFor> {
-    debug_assert!(op.credit == 0, "credit is used up before more is reserved");
-    if op.payer != payer {
+    debug_assert!(op.reserved.credit == 0, "credit is used up before more is reserved");
+    if op.reserved.payer != payer {
         state.drop_credit(op);
-        op.payer = payer;
+        op.reserved.payer = payer;
     }
     state.needs_run = true;
     let device = state.volumes[op.bio.id.volume].device();
@@ -210,7 +210,7 @@ fn take_credit(
     let left = u64::from(op.part_end - op.done);
     let left = (op.at() % u64::from(BLOCK) + left).div_ceil(u64::from(BLOCK));
     let wanted = (left as u32).min(state.credit_max(device));
-    let wanted = match op.paid {
+    let wanted = match op.reserved.paid {
         0 => match take_room(state, op, wanted) {
             Ok(paid) => paid,
             Err(waits_for) => {
@@ -224,7 +224,7 @@ fn take_credit(
             used
         }
     };
-    op.paid = wanted;
+    op.reserved.paid = wanted;
     if state.waiters.first_for_credit(index).is_some() || !reserve(state, device, op, wanted) {
         if let Some(error) = state.dirty.stuck(index) {
             state.dirty.throttle_mut().forget_refused(device);
@@ -232,7 +232,7 @@ fn take_credit(
         }
         return Some(WaitFor::Credit(wanted));
     }
-    op.credit = wanted;
+    op.reserved.credit = wanted;
     None
 }
 
@@ -240,17 +240,17 @@ fn take_credit(
 /// many, or what to wait for.
 fn take_room(state: &mut CacheState, op: &Operation, wanted: u32) -> Result<u32, WaitFor> {
     let payers = state.dirty.payers();
-    let wanted = payers.at_once(op.payer, wanted);
+    let wanted = payers.at_once(op.reserved.payer, wanted);
     if payers.has_caps() {
-        let mut accounts = payers.accounts(op.payer);
+        let mut accounts = payers.accounts(op.reserved.payer);
         let waited = accounts.find(|&account| state.waiters.first_for_cap(account).is_some());
-        if let Some(account) = waited.or_else(|| payers.full(op.payer, wanted)) {
+        if let Some(account) = waited.or_else(|| payers.full(op.reserved.payer, wanted)) {
             state.dirty.payers_mut().set_awaited(account, true);
             return Err(WaitFor::Cap(account, wanted));
         }
     }
-    debug_assert!(op.paid == 0 && wanted > 0, "one reservation at a time");
-    state.dirty.reserve_for_payer(op.payer, wanted);
+    debug_assert!(op.reserved.paid == 0 && wanted > 0, "one reservation at a time");
+    state.dirty.reserve_for_payer(op.reserved.payer, wanted);
     Ok(wanted)
 }
 
@@ -314,9 +314,9 @@ fn dirty_blocks(
     if !clean {
         return None;
     }
-    assert!(op.credit >= run, "blocks become dirty with credit");
-    assert!(op.paid >= run, "a payer pays for what becomes dirty");
-    (op.credit, op.paid) = (op.credit - run, op.paid - run);
+    assert!(op.reserved.credit >= run, "blocks become dirty with credit");
+    assert!(op.reserved.paid >= run, "a payer pays for what becomes dirty");
+    (op.reserved.credit, op.reserved.paid) = (op.reserved.credit - run, op.reserved.paid - run);
     charge(state, ctx, op, run, slot)
 }
 
@@ -373,7 +373,8 @@ fn read_first(
         return Some(WaitFor::Bios(account as u32));
     }
     state.stats.read_before_write += 1;
-    let reason = fill::FillReason { bio: op.bio, ahead: false, behind: false, since: op.since };
+    let reason =
+        fill::FillReason { bio: op.bio, ahead: false, behind: false, since: op.limit.since };
     fill::send(state, &reason, unit, first, 1);
     Some(WaitFor::Folio(unit))
 }

@@ -112,7 +112,7 @@ pub(super) fn write_range(
             flags,
             reason,
             max_blocks: run,
-            since: op.since,
+            since: op.limit.since,
         };
         let (bios, _) = state.send_dirty(ctx, unit, from, run, request);
         op.pending += bios;

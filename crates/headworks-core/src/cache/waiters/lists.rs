@@ -236,7 +236,7 @@ impl Waiters {
     /// Makes the first operation ready that waits for credit, with `blocks` granted.
     pub fn end_credit_wait(&mut self, device: usize, blocks: u32) {
         let slot = self.lists.credit[device].pop(&mut self.ops).expect("it waits for credit");
-        self.ops[slot].credit += blocks;
+        self.ops[slot].reserved.credit += blocks;
         self.ready(slot);
     }
 
@@ -270,8 +270,11 @@ impl Waiters {
         let list = &mut self.lists.caps[usize::from(account)];
         let slot = list.pop(&mut self.ops).expect("an operation waits for the cap");
         self.lists.capped.sub(1);
-        assert!(self.ops[slot].paid == 0, "an operation that waits for a cap has reserved nothing");
-        self.ops[slot].paid = blocks;
+        assert!(
+            self.ops[slot].reserved.paid == 0,
+            "an operation that waits for a cap has reserved nothing"
+        );
+        self.ops[slot].reserved.paid = blocks;
         self.ready(slot);
     }
 

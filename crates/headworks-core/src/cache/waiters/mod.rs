@@ -111,7 +111,7 @@ impl Waiters {
     /// Frees the slot of an operation that has completed.
     pub fn remove(&mut self, slot: u32, op: Operation) {
         assert!(
-            op.credit == 0 && op.paid == 0 && op.frame.0 == NIL && !op.locked,
+            op.reserved.credit == 0 && op.reserved.paid == 0 && op.frame.0 == NIL && !op.locked,
             "it holds nothing"
         );
         self.without_buffer -= blocks_without_buffer(&op);
@@ -126,8 +126,8 @@ impl Waiters {
         op.waits_for = waits_for;
         let record = &mut self.records[slot as usize];
         // What a read has copied came from the device. What a write waits for may come from others, again and again.
-        if op.step == OpStep::Read && op.since_at != op.done && op.wait_record != NIL {
-            (op.since, op.since_at) = (now, op.done);
+        if op.step == OpStep::Read && op.limit.done != op.done && op.wait_record != NIL {
+            (op.limit.since, op.limit.done) = (now, op.done);
         }
         if op.wait_record == NIL {
             op.wait_record = slot;

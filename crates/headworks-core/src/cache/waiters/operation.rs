@@ -74,6 +74,35 @@ pub(in crate::cache) enum WaitFor {
     Slot,
 }
 
+/// What an operation may dirty next, in blocks.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) struct Reserved {
+    /// Dirty credit that it holds.
+    pub credit: u32,
+    /// Blocks that are reserved for `payer`, at least `credit`.
+    pub paid: u32,
+    /// The export that pays for what it dirties next.
+    pub payer: ExportId,
+}
+
+/// How long an operation may wait.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) struct WaitLimit {
+    /// The time from which its waits are limited: the arrival; of a read, the time at which it waited again after a part was done.
+    pub since: Instant,
+    /// How far a read had come by then, in bytes of the bio.
+    pub done: u32,
+    /// It has waited for too long, and fails when it is stepped.
+    pub overdue: bool,
+}
+
+impl WaitLimit {
+    /// Returns the limit of an operation that begins at `since`.
+    const fn from(since: Instant) -> Self {
+        Self { since, done: 0, overdue: false }
+    }
+}
+
 /// A client bio in progress.
 #[derive(Clone, Debug)]
 pub(in crate::cache) struct Operation {
@@ -100,12 +129,8 @@ pub(in crate::cache) struct Operation {
     pub next: u32,
     /// Its connection's writer in the throttle; `NIL` for none.
     pub writer: u32,
-    /// Dirty credit that it holds, in blocks.
-    pub credit: u32,
-    /// Blocks that are reserved for `payer`, at least `credit`.
-    pub paid: u32,
-    /// The export that pays for what it dirties next.
-    pub payer: ExportId,
+    /// What it may dirty next.
+    pub reserved: Reserved,
     /// A granted frame and its order; the unit is `NIL` for none.
     pub frame: (u32, u8),
     /// Outstanding write-outs of its own.
@@ -116,12 +141,8 @@ pub(in crate::cache) struct Operation {
     pub deadline: Instant,
     /// The arrival of the bio.
     pub came: Instant,
-    /// The time from which its waits are limited: the arrival; of a read, the time at which it waited again after a part was done.
-    pub since: Instant,
-    /// How far a read had come by then.
-    pub since_at: u32,
-    /// It has waited for too long, and fails when it is stepped.
-    pub overdue: bool,
+    /// The limit of its waits.
+    pub limit: WaitLimit,
     /// The first error of the operation, or success.
     pub status: Status,
     /// Its range is locked.
@@ -150,17 +171,13 @@ impl Default for Operation {
             wait_record: NIL,
             next: NIL,
             writer: NIL,
-            credit: 0,
-            paid: 0,
-            payer: ExportId(0),
+            reserved: Reserved { credit: 0, paid: 0, payer: ExportId(0) },
             frame: (NIL, 0),
             pending: 0,
             generation: 0,
             deadline: Instant(0),
             came: Instant(0),
-            since: Instant(0),
-            since_at: 0,
-            overdue: false,
+            limit: WaitLimit::from(Instant(0)),
             status: Ok(()),
             locked: false,
             wants_flush: false,
@@ -175,7 +192,8 @@ impl Operation {
     /// Creates the operation of a bio that arrives now, and of which nothing is done.
     pub fn new(now: Instant, bio: Bio, step: OpStep) -> Self {
         let by = bio.id.volume;
-        Self { bio, by, step, part_end: bio.len, came: now, since: now, ..Self::default() }
+        let limit = WaitLimit::from(now);
+        Self { bio, by, step, part_end: bio.len, came: now, limit, ..Self::default() }
     }
 
     /// Returns the byte of the volume at the cursor.

@@ -48,8 +48,8 @@ impl Gate {
         if whole > SMALL_MAX {
             self.passing.on_piece();
         }
-        if self.bytes_max < u64::MAX || self.bulk.is_on() {
-            let cost = cost_bytes(request.op, request.len) + self.command_cost;
+        if self.limits.bytes_max < u64::MAX || self.bulk.is_on() {
+            let cost = cost_bytes(request.op, request.len) + self.limits.command_cost;
             request.charge.bytes += cost;
             self.admitted_bytes.add(cost.into());
             if self.bulk.is_on() {
@@ -60,7 +60,7 @@ impl Gate {
 
     /// Charges a request whose command grew by `bytes`.
     pub fn charge_merge(&mut self, request: &mut Request, bytes: u32) {
-        if self.bytes_max < u64::MAX || self.bulk.is_on() {
+        if self.limits.bytes_max < u64::MAX || self.bulk.is_on() {
             request.charge.bytes += bytes;
             self.admitted_bytes.add(bytes.into());
             if request.charge.bulk {
