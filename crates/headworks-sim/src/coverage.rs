@@ -252,11 +252,11 @@ impl Coverage {
     pub fn add_cache(&mut self, stats: &CacheStats) {
         // A write that finds no shadow frame waits for the folio.
         let [frame, credit, pause, _, range, folio] = stats.waits;
-        let [background, age, flush, frames, writer] = stats.written_for;
+        let [background, age, flush, frames, writer] = stats.writeouts.by_reason;
         let counts = [
             (Point::Hit, stats.hits),
             (Point::Miss, stats.misses),
-            (Point::FillPartial, stats.fills_partial),
+            (Point::FillPartial, stats.fills.partial),
             (Point::DiscardDirty, stats.discarded_dirty),
             (Point::DirectDirty, stats.direct_dirty),
             (Point::ClosePaused, stats.closed_paused),

@@ -704,8 +704,9 @@ impl World {
             );
             if let (Some(cache), Some(dirty)) = (shard.core.cache_stats(), shard.core.dirty_stats())
             {
-                let headworks_core::cache::CacheStats { free, held, shadowed, waits, .. } = cache;
-                text += &format!("    cache: {free} free, {held} held, {shadowed} shadowed,");
+                let headworks_core::cache::CacheStats { size, held, shadowed, waits, .. } = cache;
+                text +=
+                    &format!("    cache: {} free, {held} held, {shadowed} shadowed,", size.free);
                 text += &format!(" waits {waits:?}, {} dirty,", dirty.nr_dirty);
                 text += &format!(" {} under write-out\n", dirty.nr_writeback);
                 text += &format!("    {}\n", shard.core.told_waits());

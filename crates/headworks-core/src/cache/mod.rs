@@ -60,7 +60,7 @@ pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
 pub use pool::folio;
-pub use stats::{CacheStats, TenantDirty};
+pub use stats::{CacheSize, CacheStats, Fills, IndexUse, TenantDirty, Writeouts};
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The counters and sizes of a cache, for statistics.
 
-/// Counters of a shard's cache. Blocks and units are 4 KiB.
+/// The sizes of a shard's cache, in units of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheStats {
+pub struct CacheSize {
     /// Units that the cache may use at most, at any time.
     pub room: u64,
     /// Units that it may use now.
@@ -11,24 +11,54 @@ pub struct CacheStats {
     pub free: u64,
     /// Units that are in folios.
     pub resident: u64,
+}
+
+/// What was read from devices into the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fills {
+    /// The number of bios.
+    pub bios: u64,
+    /// Blocks of those bios.
+    pub blocks: u64,
+    /// Bios that read a part of a folio.
+    pub partial: u64,
+}
+
+/// What was written from the pool to devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Writeouts {
+    /// The number of bios.
+    pub bios: u64,
+    /// Blocks of those bios.
+    pub blocks: u64,
+    /// Those blocks by reason: background, age, flush, frames, on a writer's behalf.
+    pub by_reason: [u64; 5],
+}
+
+/// The work of an index of folios.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexUse {
+    /// Searches, insertions and removals.
+    pub operations: u64,
+    /// Buckets that those examined.
+    pub probes: u64,
+}
+
+/// Counters of a shard's cache. Blocks and units are 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// The sizes that it has now.
+    pub size: CacheSize,
     /// The number of folios, by order.
     pub folios: [u64; 10],
     /// Blocks that reads found in the cache.
     pub hits: u64,
     /// Blocks that reads had to wait for.
     pub misses: u64,
-    /// Bios that read from a device into the pool.
-    pub fills: u64,
-    /// Blocks of the bios in `fills`.
-    pub filled: u64,
-    /// Bios in `fills` that read a part of a folio.
-    pub fills_partial: u64,
-    /// Bios that wrote from the pool to a device.
-    pub writeouts: u64,
-    /// Blocks of the bios in `writeouts`.
-    pub written: u64,
-    /// Blocks in `written` by reason: background, age, flush, frames, on a writer's behalf.
-    pub written_for: [u64; 5],
+    /// What was read from devices into the pool.
+    pub fills: Fills,
+    /// What was written from the pool to devices.
+    pub writeouts: Writeouts,
     /// Blocks whose write-out failed.
     pub failed: u64,
     /// Blocks that are held now because their write-out failed.
@@ -59,10 +89,8 @@ pub struct CacheStats {
     pub waits: [u64; 6],
     /// Bios that waited for the end of a pause when their connection closed.
     pub closed_paused: u64,
-    /// Searches, insertions and removals of the index.
-    pub index_operations: u64,
-    /// Buckets that those examined.
-    pub index_probes: u64,
+    /// The work of the index.
+    pub index: IndexUse,
     /// The number of completed flushes.
     pub flushes: u64,
     /// Flushes in `flushes` that failed.
@@ -74,17 +102,17 @@ impl CacheStats {
     #[must_use]
     pub fn with(mut self, other: &Self) -> Self {
         let pairs = [
-            (&mut self.room, other.room),
-            (&mut self.units, other.units),
-            (&mut self.free, other.free),
-            (&mut self.resident, other.resident),
+            (&mut self.size.room, other.size.room),
+            (&mut self.size.units, other.size.units),
+            (&mut self.size.free, other.size.free),
+            (&mut self.size.resident, other.size.resident),
             (&mut self.hits, other.hits),
             (&mut self.misses, other.misses),
-            (&mut self.fills, other.fills),
-            (&mut self.filled, other.filled),
-            (&mut self.fills_partial, other.fills_partial),
-            (&mut self.writeouts, other.writeouts),
-            (&mut self.written, other.written),
+            (&mut self.fills.bios, other.fills.bios),
+            (&mut self.fills.blocks, other.fills.blocks),
+            (&mut self.fills.partial, other.fills.partial),
+            (&mut self.writeouts.bios, other.writeouts.bios),
+            (&mut self.writeouts.blocks, other.writeouts.blocks),
             (&mut self.failed, other.failed),
             (&mut self.held, other.held),
             (&mut self.shadowed, other.shadowed),
@@ -99,8 +127,8 @@ impl CacheStats {
             (&mut self.read_ahead, other.read_ahead),
             (&mut self.read_ahead_wasted, other.read_ahead_wasted),
             (&mut self.closed_paused, other.closed_paused),
-            (&mut self.index_operations, other.index_operations),
-            (&mut self.index_probes, other.index_probes),
+            (&mut self.index.operations, other.index.operations),
+            (&mut self.index.probes, other.index.probes),
             (&mut self.flushes, other.flushes),
             (&mut self.flushes_failed, other.flushes_failed),
         ];
@@ -111,7 +139,7 @@ impl CacheStats {
             sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         };
         add(&mut self.folios, &other.folios);
-        add(&mut self.written_for, &other.written_for);
+        add(&mut self.writeouts.by_reason, &other.writeouts.by_reason);
         add(&mut self.waits, &other.waits);
         self
     }

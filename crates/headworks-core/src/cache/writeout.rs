@@ -150,9 +150,9 @@ impl CacheState {
         let (index, mark) = (usize::from(device.0), folio.generation);
         let cause = DeviceBio { bio, cookie: request.cookie, since: request.since };
         self.io.send_writeout(index, unit + first, mark, cause);
-        self.stats.writeouts += 1;
-        self.stats.written += u64::from(run);
-        self.stats.written_for[request.reason as usize] += u64::from(run);
+        self.stats.writeouts.bios += 1;
+        self.stats.writeouts.blocks += u64::from(run);
+        self.stats.writeouts.by_reason[request.reason as usize] += u64::from(run);
     }
 
     /// After a write-out, moves a folio to the next generation if all blocks that are still dirty are newer than its own. A flush

@@ -44,7 +44,7 @@ impl Harness {
 fn removed_volume_leaves_nothing_to_its_successor() {
     let mut harness = harness(|_| {});
     harness.send(9, Op::Write, 0, 8 * BLOCK);
-    let free = harness.stats().free;
+    let free = harness.stats().size.free;
     for round in 0..40 {
         harness.join(ONE, 0, 64 * MIB);
         harness.send_to(1, 1, Op::Write, 0, 100 * BLOCK);
@@ -64,7 +64,7 @@ fn removed_volume_leaves_nothing_to_its_successor() {
         let hit = harness.send_to(1, 1, Op::Read, 0, 4 * BLOCK);
         assert_eq!((harness.answer(hit), harness.reads()), (Some(Ok(())), reads));
         assert_eq!(harness.leave(ONE), "ok");
-        assert_eq!(harness.stats().free, free, "its frames are free");
+        assert_eq!(harness.stats().size.free, free, "its frames are free");
         let gone = harness.send_to(1, 1, Op::Read, 0, BLOCK);
         assert_eq!(harness.answer(gone), Some(Err(IoError::Invalid)));
         harness.join(ONE, 0, 64 * MIB);
@@ -367,12 +367,15 @@ fn large_volume_is_dropped_turn_by_turn() {
     harness.join(ONE, 0, 1 << 30);
     (0..cached).for_each(|at| read(&mut harness, 1, at));
     read(&mut harness, 0, 0);
-    assert_eq!(harness.stats().resident, (cached + 1) * 256);
+    assert_eq!(harness.stats().size.resident, (cached + 1) * 256);
     let mut busy = 0;
     loop {
-        let before = harness.stats().resident;
+        let before = harness.stats().size.resident;
         let left = harness.leave(ONE);
-        assert!(before - harness.stats().resident <= 8192, "too many were dropped in one turn");
+        assert!(
+            before - harness.stats().size.resident <= 8192,
+            "too many were dropped in one turn"
+        );
         if left == "ok" {
             break;
         }
@@ -382,5 +385,5 @@ fn large_volume_is_dropped_turn_by_turn() {
         read(&mut harness, 1, cached + busy);
         assert!(busy < 4);
     }
-    assert_eq!((harness.stats().resident, busy), (256, 3), "the other volume's");
+    assert_eq!((harness.stats().size.resident, busy), (256, 3), "the other volume's");
 }

@@ -158,9 +158,9 @@ fn volume_that_is_gone_must_be_clean() {
     let flush = harness.send_to(1, 1, Op::Flush, 0, 0);
     harness.settle(Ok(()));
     assert_eq!(harness.answer(flush), Some(Ok(())));
-    let free = harness.stats().free;
+    let free = harness.stats().size.free;
     harness.hand_over(|config| config.volumes.truncate(1), first).unwrap();
-    assert!(harness.stats().free > free, "its clean folios are forgotten");
+    assert!(harness.stats().size.free > free, "its clean folios are forgotten");
 }
 
 #[test]

@@ -192,7 +192,7 @@ impl Harness {
         self.shard.clear_actions();
         // The check takes as long as a thousand turns: with a large pool only every 64th time.
         self.turns += 1;
-        let units = self.stats().units;
+        let units = self.stats().size.units;
         if units <= 4096 || self.turns.is_multiple_of(64) {
             self.shard.check_cache();
             self.shard.check_dirty_table(&self.table);

@@ -63,12 +63,12 @@ fn read(harness: &mut Harness, volume: u16, at: u64, len: u64) -> Vec<u16> {
 fn hundred_volumes_read_their_base_once() {
     let mut harness = on_base(100, |_| {});
     assert_eq!(read(&mut harness, 1, 0, MIB), [BASE]);
-    let cached = harness.stats().resident;
+    let cached = harness.stats().size.resident;
     for top in 2..=100 {
         assert_eq!(read(&mut harness, top, 0, MIB), []);
         assert_eq!(read(&mut harness, top, 4097, 512), []);
     }
-    assert_eq!((harness.stats().resident, cached), (256, 256));
+    assert_eq!((harness.stats().size.resident, cached), (256, 256));
     assert_eq!(harness.commands[Op::Read as usize], 1);
 }
 
@@ -172,7 +172,7 @@ fn direct_read_leaves_what_is_cached_of_the_base() {
     harness.turn(&[Input::Bio(bio)]);
     assert_eq!((harness.sent(), harness.in_flight[0].volume), (id + 1, VolumeId(1)));
     harness.settle(Ok(()));
-    assert_eq!(harness.stats().resident, 256);
+    assert_eq!(harness.stats().size.resident, 256);
 }
 
 #[test]

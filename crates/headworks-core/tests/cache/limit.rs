@@ -48,11 +48,11 @@ fn full() -> Harness {
 #[test]
 fn lowered_limit_releases_what_is_beyond_it_and_keeps_what_is_used() {
     let mut harness = full();
-    assert_eq!((harness.stats().units, released(&harness)), (4096, 0));
+    assert_eq!((harness.stats().size.units, released(&harness)), (4096, 0));
     limit(&mut harness, 1024);
     let stats = harness.stats();
-    assert_eq!((stats.units, stats.room), (1024, 4096));
-    assert!(stats.resident <= 1024 && released(&harness) == 3072 * BLOCK, "{stats:?}");
+    assert_eq!((stats.size.units, stats.size.room), (1024, 4096));
+    assert!(stats.size.resident <= 1024 && released(&harness) == 3072 * BLOCK, "{stats:?}");
     assert_eq!(hits(&mut harness, 0..256), 256, "what was used again is the last to go");
     harness.shard.check_cache();
 }
@@ -62,7 +62,7 @@ fn raised_limit_is_used_again() {
     let mut harness = full();
     limit(&mut harness, 512);
     limit(&mut harness, u32::MAX);
-    assert_eq!((harness.stats().units, harness.stats().free > 3000), (4096, true));
+    assert_eq!((harness.stats().size.units, harness.stats().size.free > 3000), (4096, true));
     for at in 0..12 {
         harness.send(1, Op::Read, at * MIB, MIB);
         harness.settle(Ok(()));
@@ -80,7 +80,7 @@ fn a_turn_releases_a_bounded_number_of_ranges() {
     }
     harness.control(Control::CacheLimit { units: 256 });
     let mut turns = 0;
-    while harness.stats().resident > 256 {
+    while harness.stats().size.resident > 256 {
         let before = harness.released.len();
         harness.turn(&[Input::Timer]);
         assert!((1..=32).contains(&(harness.released.len() - before)), "it goes on");
@@ -103,7 +103,7 @@ fn dirty_blocks_are_written_out_before_they_are_released() {
     limit(&mut harness, 512);
     harness.wait_served(60 * SEC, Ok(()));
     let stats = harness.stats();
-    assert!(stats.resident <= 512, "{stats:?}");
+    assert!(stats.size.resident <= 512, "{stats:?}");
     assert!(released(&harness) >= (2048 - 512) * BLOCK, "and what was prepared");
     assert!(harness.written >= (6 * 256 - 512) * BLOCK, "{} written", harness.written);
     let threshold = harness.dirty().nr_dirty_threshold;
@@ -126,7 +126,7 @@ fn contents_move_to_a_shard_whose_tables_have_not_grown() {
     let mut harness = full();
     limit(&mut harness, 2048);
     harness.hand_over(|_| {}, Some).unwrap();
-    assert_eq!(harness.stats().units, 4096, "the new shard has the limit of its options");
+    assert_eq!(harness.stats().size.units, 4096, "the new shard has the limit of its options");
     assert_eq!(hits(&mut harness, 0..256), 256);
     harness.shard.check_cache();
 }
@@ -193,15 +193,15 @@ fn refused_memory_is_a_smaller_cache_that_serves() {
     let mut harness = partly_backed();
     harness.send(1, Op::Read, 0, BLOCK);
     answer(&mut harness, false);
-    assert_eq!(harness.stats().units, 1024);
+    assert_eq!(harness.stats().size.units, 1024);
     for at in 0..15 {
         harness.send(1, Op::Read, at * MIB, MIB);
         harness.send(1, Op::Write, at * MIB, MIB);
         harness.settle(Ok(()));
     }
-    assert!(harness.stats().resident <= 1024 && harness.prepared.len() == 1);
+    assert!(harness.stats().size.resident <= 1024 && harness.prepared.len() == 1);
     answer(&mut harness, true);
-    assert_eq!(harness.stats().units, 4096);
+    assert_eq!(harness.stats().size.units, 4096);
     harness.shard.check_cache();
 }
 
@@ -227,6 +227,6 @@ fn memory_that_was_given_back_is_asked_for_again() {
     harness.control(Control::CacheLimit { units: 4096 });
     read(&mut harness, 20..60);
     assert!(harness.prepared.len() > prepared, "withheld frames have no memory");
-    assert!(harness.stats().resident > 3000, "{:?}", harness.stats());
+    assert!(harness.stats().size.resident > 3000, "{:?}", harness.stats());
     harness.shard.check_cache();
 }

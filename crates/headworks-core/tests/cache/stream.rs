@@ -71,7 +71,7 @@ fn written_stream_is_written_out_in_large_requests_and_leaves() {
     let stats = harness.stats();
     assert!(harness.written >= 6 * MIB, "{} KiB written", harness.written >> 10);
     assert_eq!(stats.dropped_behind * BLOCK, harness.written, "what is clean is gone");
-    assert_eq!(stats.resident * BLOCK, 8 * MIB - harness.written, "what is dirty is not");
+    assert_eq!(stats.size.resident * BLOCK, 8 * MIB - harness.written, "what is dirty is not");
     let commands = harness.writes.len() as u64;
     assert!(harness.written / commands >= 256 << 10, "{commands} commands");
     let in_order = harness.writes.windows(2).all(|two| two[0].2 < two[1].2);
@@ -79,7 +79,7 @@ fn written_stream_is_written_out_in_large_requests_and_leaves() {
     // The rest goes with a flush.
     harness.send_to(0, 1, Op::Flush, 0, 0);
     harness.settle(Ok(()));
-    assert_eq!(harness.stats().resident, 0);
+    assert_eq!(harness.stats().size.resident, 0);
 }
 
 #[test]
@@ -97,10 +97,18 @@ fn read_stream_leaves_and_what_is_read_again_stays() {
     read(&mut harness, 0, 0..32 * MIB, 64 << 10);
     let stats = harness.stats();
     // The windows ahead of it, and the first reads, which are no stream yet.
-    assert!(stats.resident * BLOCK <= 3 * MIB, "{} KiB stay", (stats.resident * BLOCK) >> 10);
+    assert!(
+        stats.size.resident * BLOCK <= 3 * MIB,
+        "{} KiB stay",
+        (stats.size.resident * BLOCK) >> 10
+    );
     assert!(stats.dropped_behind * BLOCK >= 29 * MIB, "{stats:?}");
     assert_eq!(stats.read_ahead_wasted, 0);
-    assert_eq!(stats.filled * BLOCK / MIB, 33, "no block was read twice, beside the last window");
+    assert_eq!(
+        stats.fills.blocks * BLOCK / MIB,
+        33,
+        "no block was read twice, beside the last window"
+    );
 
     // Another reader of the same blocks, before the stream has come to the end of their folio.
     let mut harness = beside_writeback(16_384);
@@ -134,7 +142,11 @@ fn unaligned_and_parallel_reads_of_a_stream_read_each_block_once() {
         let mut harness = beside_writeback(16_384);
         read(&mut harness, 0, 0..8 * MIB, len);
         let stats = harness.stats();
-        assert!(stats.filled * BLOCK <= 10 * MIB, "{len}: {} KiB read", stats.filled * 4);
+        assert!(
+            stats.fills.blocks * BLOCK <= 10 * MIB,
+            "{len}: {} KiB read",
+            stats.fills.blocks * 4
+        );
         assert!(stats.dropped_behind * BLOCK >= 6 * MIB, "{len}: {stats:?}");
     }
     let mut harness = beside_writeback(16_384);
@@ -147,7 +159,7 @@ fn unaligned_and_parallel_reads_of_a_stream_read_each_block_once() {
     }
     harness.settle(Ok(()));
     let stats = harness.stats();
-    assert_eq!(stats.filled * BLOCK / MIB, 33, "each block once, and the last window");
+    assert_eq!(stats.fills.blocks * BLOCK / MIB, 33, "each block once, and the last window");
     assert!(stats.dropped_behind * BLOCK >= 28 * MIB, "{stats:?}");
 }
 
@@ -176,7 +188,11 @@ fn block_that_is_written_again_or_read_stays() {
         harness.send_to(0, 1, Op::Write, 64 * MIB, 16 * BLOCK);
         harness.send_to(0, 1, Op::Flush, 0, 0);
         harness.settle(Ok(()));
-        assert_eq!((harness.stats().resident, harness.stats().dropped_behind), (16, 16), "{op:?}");
+        assert_eq!(
+            (harness.stats().size.resident, harness.stats().dropped_behind),
+            (16, 16),
+            "{op:?}"
+        );
     }
 }
 
@@ -189,11 +205,11 @@ fn failed_blocks_are_held_as_with_writeback() {
     harness.settle(FAILS);
     assert_eq!(harness.answer(flush), Some(FAILS));
     let stats = harness.stats();
-    assert_eq!((stats.held, stats.resident, stats.dropped_behind), (16, 16, 0));
+    assert_eq!((stats.held, stats.size.resident, stats.dropped_behind), (16, 16, 0));
     let flush = harness.send_to(0, 1, Op::Flush, 0, 0);
     harness.settle(Ok(()));
     assert_eq!(harness.answer(flush), Some(Ok(())));
-    assert_eq!((harness.stats().held, harness.stats().resident), (0, 0));
+    assert_eq!((harness.stats().held, harness.stats().size.resident), (0, 0));
 }
 
 #[test]
@@ -203,5 +219,5 @@ fn fua_writes_are_durable_when_answered_and_leave() {
     assert_eq!(harness.answer(id), None);
     harness.settle(Ok(()));
     assert_eq!(harness.answer(id), Some(Ok(())));
-    assert_eq!((harness.written, harness.stats().resident), (16 * BLOCK, 0));
+    assert_eq!((harness.written, harness.stats().size.resident), (16 * BLOCK, 0));
 }

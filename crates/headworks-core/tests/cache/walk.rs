@@ -22,16 +22,16 @@ fn harness() -> Harness {
     }
     harness.send(1, Op::Read, 1 << 35, BLOCK);
     harness.settle(Ok(()));
-    assert_eq!((harness.stats().resident, harness.dirty().nr_dirty), (CACHED + 1, 300));
+    assert_eq!((harness.stats().size.resident, harness.dirty().nr_dirty), (CACHED + 1, 300));
     harness
 }
 
 /// Runs one more turn, in which a client far away is served.
 fn next(harness: &mut Harness) {
     assert!(harness.timer.take().is_some_and(|at| at <= harness.now), "it goes on at once");
-    let before = harness.stats().resident;
+    let before = harness.stats().size.resident;
     harness.turn(&[Input::Timer]);
-    assert!(before - harness.stats().resident <= MOST, "too many were dropped in one turn");
+    assert!(before - harness.stats().size.resident <= MOST, "too many were dropped in one turn");
     let far = harness.send(2, Op::Read, 1 << 35, BLOCK);
     assert_eq!(harness.answer(far), Some(Ok(())));
 }
@@ -40,7 +40,7 @@ fn next(harness: &mut Harness) {
 fn large_discard_proceeds_turn_by_turn() {
     let mut harness = harness();
     let discard = harness.send(1, Op::Discard, 0, 1 << 30);
-    assert!(harness.stats().resident > CACHED - MOST);
+    assert!(harness.stats().size.resident > CACHED - MOST);
     let inside = harness.send(3, Op::Read, 99 * MIB, BLOCK);
     let mut turns = 0;
     while harness.in_flight.is_empty() {
@@ -54,7 +54,7 @@ fn large_discard_proceeds_turn_by_turn() {
         assert!(turns < 20);
     }
     assert!(turns >= 6, "{turns} turns");
-    assert_eq!((harness.stats().resident, harness.dirty().nr_dirty), (1, 0));
+    assert_eq!((harness.stats().size.resident, harness.dirty().nr_dirty), (1, 0));
     assert_eq!(
         (harness.stats().discarded_dirty, harness.written),
         (300, 0),
@@ -76,7 +76,7 @@ fn discard_waits_for_outstanding_blocks() {
         harness.wait(0);
     }
     assert_eq!((harness.answer(discard), harness.commands[Op::Discard as usize]), (None, 0));
-    assert!(sent > 0 && harness.stats().resident > 0);
+    assert!(sent > 0 && harness.stats().size.resident > 0);
     for _ in 0..400 {
         if let Some(submit) = harness.in_flight.pop() {
             harness.complete_this(submit, Ok(()));
@@ -84,7 +84,7 @@ fn discard_waits_for_outstanding_blocks() {
         harness.wait(0);
     }
     assert_eq!([flush, discard].map(|id| harness.answer(id)), [Some(Ok(())); 2]);
-    assert_eq!((harness.stats().resident, harness.commands[Op::Discard as usize]), (1, 1));
+    assert_eq!((harness.stats().size.resident, harness.commands[Op::Discard as usize]), (1, 1));
 }
 
 #[test]
@@ -97,16 +97,19 @@ fn truncated_blocks_are_dropped_and_never_written() {
     while harness.answer(flush).is_none() {
         if harness.in_flight.is_empty() {
             assert!(harness.timer.take().is_some_and(|at| at <= harness.now), "it goes on at once");
-            let before = harness.stats().resident;
+            let before = harness.stats().size.resident;
             harness.turn(&[Input::Timer]);
-            assert!(before - harness.stats().resident <= MOST, "too many were dropped in one turn");
+            assert!(
+                before - harness.stats().size.resident <= MOST,
+                "too many were dropped in one turn"
+            );
         }
         harness.settle(Ok(()));
         turns += 1;
         assert!(turns < 100);
     }
     assert!(turns >= 5, "{turns} turns");
-    assert_eq!(harness.stats().resident, end / BLOCK);
+    assert_eq!(harness.stats().size.resident, end / BLOCK);
     assert!(harness.writes.iter().all(|write| write.2 < end), "{:?}", harness.writes);
     assert_eq!(harness.written, 3 * 8 * BLOCK);
 }
@@ -117,10 +120,10 @@ fn truncation_ends_when_volume_grows() {
     let volume = VolumeId(0);
     let mut harness = harness();
     harness.control(Control::Resize { volume, size: 8 * MIB });
-    assert!(harness.stats().resident > CACHED / 2, "some is left");
+    assert!(harness.stats().size.resident > CACHED / 2, "some is left");
     harness.control(Control::Resize { volume, size: 4 * MIB });
     harness.control(Control::Resize { volume, size: 1 << 40 });
-    assert_eq!((harness.stats().resident, harness.dirty().nr_dirty), (4 * MIB / BLOCK, 12));
+    assert_eq!((harness.stats().size.resident, harness.dirty().nr_dirty), (4 * MIB / BLOCK, 12));
     let reads = harness.commands[Op::Read as usize];
     harness.send(1, Op::Read, 99 * MIB, BLOCK);
     harness.send(1, Op::Read, 5 * MIB, BLOCK);

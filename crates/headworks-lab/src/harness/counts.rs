@@ -230,17 +230,17 @@ impl RunCounts {
         for (count, before) in [
             (&mut cache.hits, since.hits),
             (&mut cache.misses, since.misses),
-            (&mut cache.fills, since.fills),
-            (&mut cache.filled, since.filled),
-            (&mut cache.writeouts, since.writeouts),
-            (&mut cache.written, since.written),
+            (&mut cache.fills.bios, since.fills.bios),
+            (&mut cache.fills.blocks, since.fills.blocks),
+            (&mut cache.writeouts.bios, since.writeouts.bios),
+            (&mut cache.writeouts.blocks, since.writeouts.blocks),
             (&mut cache.shadowed, since.shadowed),
             (&mut cache.read_before_write, since.read_before_write),
             (&mut cache.evicted_folios, since.evicted_folios),
             (&mut cache.evicted, since.evicted),
             (&mut cache.read_ahead, since.read_ahead),
-            (&mut cache.index_operations, since.index_operations),
-            (&mut cache.index_probes, since.index_probes),
+            (&mut cache.index.operations, since.index.operations),
+            (&mut cache.index.probes, since.index.probes),
         ] {
             *count -= before;
         }

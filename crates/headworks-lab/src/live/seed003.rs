@@ -167,7 +167,7 @@ impl Side {
     }
 
     fn index_operations(&self) -> u64 {
-        self.driver.shard().cache_stats().map_or(0, |stats| stats.index_operations)
+        self.driver.shard().cache_stats().map_or(0, |stats| stats.index.operations)
     }
 
     fn batches(&mut self, part: Part, writes: u32, batches: u64) -> Result<(), ConfigError> {

@@ -263,7 +263,7 @@ impl CacheHarness {
         }
         self.outcome.bytes = self.writers.iter().map(|writer| writer.bytes).collect();
         self.outcome.answers = self.writers.iter().map(|writer| writer.answers).collect();
-        self.outcome.resident = self.shard.cache_stats().map_or(0, |stats| stats.resident);
+        self.outcome.resident = self.shard.cache_stats().map_or(0, |stats| stats.size.resident);
         self.outcome.hash = self.hash.0;
         self.outcome
     }

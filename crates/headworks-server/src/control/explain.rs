@@ -96,7 +96,9 @@ impl Queries {
                 (blocks(dirty), blocks(wb.dirty_thresh))
             }),
             write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
-            cache: cache.map(|cache| (cache.units - cache.free.min(cache.units), cache.units)),
+            cache: cache.map(|cache| {
+                (cache.size.units - cache.size.free.min(cache.size.units), cache.size.units)
+            }),
             alone_ns: alone_ns.map(|seen| seen.or(smallest_ns)),
             in_device: blame.as_ref().and_then(Blame::in_device),
             place,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use headworks_core::cache::CacheStats;
+use headworks_core::cache::{CacheSize, CacheStats, Fills, IndexUse, Writeouts};
 use headworks_core::options::Tunable;
 use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
 use headworks_core::writeback::{DirtyStats, DirtyTunable};
@@ -83,20 +83,71 @@ pub fn dirty(shards: &[CacheReport]) -> Option<answers::DirtyStats> {
 }
 
 fn cache_of(stats: CacheStats) -> answers::CacheStats {
-    same_names!(
-        stats,
-        CacheStats => CacheStats {
-            room, units, free, resident, hits, misses, fills, filled, fills_partial, writeouts, written, failed, held,
-            shadowed, shadows, discarded_dirty, direct_dirty, read_before_write, evicted_folios, evicted, ghost_hits,
-            dropped_behind, read_ahead, read_ahead_wasted, closed_paused, index_operations, index_probes, flushes,
-            flushes_failed,
-        },
-        folios: folios => folios.to_vec(),
-        written_for: [background, age, sync, for_frames, writers] =>
-            answers::WrittenFor { background, age, sync, frames: for_frames, writers },
-        waits: [frames, credit, pause, shadow, range, folio] =>
-            answers::CacheWaits { frames, credit, pause, shadow, range, folio },
-    )
+    // Every counter, since nothing may stand for the rest.
+    let CacheStats {
+        size: CacheSize { room, units, free, resident },
+        fills: Fills { bios: fills, blocks: filled, partial: fills_partial },
+        writeouts: Writeouts { bios: writeouts, blocks: written, by_reason },
+        index: IndexUse { operations: index_operations, probes: index_probes },
+        folios,
+        waits,
+        hits,
+        misses,
+        failed,
+        held,
+        shadowed,
+        shadows,
+        discarded_dirty,
+        direct_dirty,
+        read_before_write,
+        evicted_folios,
+        evicted,
+        ghost_hits,
+        dropped_behind,
+        read_ahead,
+        read_ahead_wasted,
+        closed_paused,
+        flushes,
+        flushes_failed,
+    } = stats;
+    let [background, age, sync, for_frames, writers] = by_reason;
+    let written_for = answers::WrittenFor { background, age, sync, frames: for_frames, writers };
+    let [frames, credit, pause, shadow, range, folio] = waits;
+    let waits = answers::CacheWaits { frames, credit, pause, shadow, range, folio };
+    answers::CacheStats {
+        room,
+        units,
+        free,
+        resident,
+        fills,
+        filled,
+        fills_partial,
+        writeouts,
+        written,
+        written_for,
+        index_operations,
+        index_probes,
+        folios: folios.to_vec(),
+        waits,
+        hits,
+        misses,
+        failed,
+        held,
+        shadowed,
+        shadows,
+        discarded_dirty,
+        direct_dirty,
+        read_before_write,
+        evicted_folios,
+        evicted,
+        ghost_hits,
+        dropped_behind,
+        read_ahead,
+        read_ahead_wasted,
+        closed_paused,
+        flushes,
+        flushes_failed,
+    }
 }
 
 fn dirty_of(stats: DirtyStats) -> answers::DirtyStats {
@@ -353,7 +404,11 @@ mod tests {
 
     #[test]
     fn cache_counters_of_shards_add_up() {
-        let mut cached = CacheStats { units: 3, hits: 5, ..Default::default() };
+        let mut cached = CacheStats {
+            size: CacheSize { units: 3, ..CacheSize::default() },
+            hits: 5,
+            ..Default::default()
+        };
         (cached.folios[9], cached.waits[1]) = (2, 4);
         let some = DirtyStats { nr_dirty: 7, nr_dirty_threshold: 9, ..Default::default() };
         let with = CacheReport { cache: Some(cached), dirty: Some(some) };

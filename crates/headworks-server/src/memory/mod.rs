@@ -102,7 +102,7 @@ impl CachingShards {
             let ask = |answer| ControlQuery::Cache { answer };
             let report = self.link.ask_within(*shard, ANSWER, ask).ok()?;
             let (cache, dirty) = (report.cache.unwrap_or_default(), report.dirty);
-            sum.cached += cache.resident * UNIT;
+            sum.cached += cache.size.resident * UNIT;
             sum.requests += cache.hits + cache.misses + dirty.map_or(0, |dirty| dirty.nr_dirtied);
         }
         Some(sum)

@@ -292,14 +292,14 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
         page.sample(name, &[], value);
     };
     let dirty_blocks = dirty().map(|d| d.nr_dirty + d.nr_writeback).sum();
-    let resident = cache().map(|c| c.resident).sum();
+    let resident = cache().map(|c| c.size.resident).sum();
     let limit = dirty().map(|d| d.nr_dirty_threshold).sum();
     let help = "Acknowledged data that is not written yet.";
     gauge(page, "headworks_cache_dirty_bytes", help, bytes(dirty_blocks));
     let help = "Limit of dirty data.";
     gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
     gauge(page, "headworks_cache_resident_bytes", "Data in the page cache.", bytes(resident));
-    let (now, most) = (cache().map(|c| c.units).sum(), cache().map(|c| c.room).sum());
+    let (now, most) = (cache().map(|c| c.size.units).sum(), cache().map(|c| c.size.room).sum());
     let help = "Memory that the page cache may use now.";
     gauge(page, "headworks_cache_limit_bytes", help, bytes(now));
     let help = "Memory that the page cache may use at most.";

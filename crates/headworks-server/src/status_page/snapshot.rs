@@ -271,8 +271,8 @@ fn cache(queries: &Queries) -> Result<Option<CacheLoad>, RpcFault> {
     for report in reports {
         if let Some(cache) = report.cache {
             let sum = sum.get_or_insert_default();
-            sum.resident += bytes(cache.resident);
-            sum.limit += bytes(cache.units);
+            sum.resident += bytes(cache.size.resident);
+            sum.limit += bytes(cache.size.units);
         }
         if let Some(dirty) = report.dirty {
             let sum = sum.get_or_insert_default();

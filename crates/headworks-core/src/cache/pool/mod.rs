@@ -413,17 +413,17 @@ impl Pool {
         for order in 0..=ORDER_MAX {
             let folios = u64::from(self.index.count(order));
             stats.folios[usize::from(order)] = folios;
-            stats.resident += folios << order;
+            stats.size.resident += folios << order;
         }
-        stats.room = self.room().into();
-        stats.units = self.limit().into();
-        stats.free = self.limit().saturating_sub(self.taken()).into();
+        stats.size.room = self.room().into();
+        stats.size.units = self.limit().into();
+        stats.size.free = self.limit().saturating_sub(self.taken()).into();
         [stats.evicted_folios, stats.evicted, stats.read_ahead_wasted] = self.evicted;
         stats.ghost_hits = self.reclaim.stats().ghost_hits;
         stats.dropped_behind = self.dropped_behind;
         stats.shadows = self.shadows.used().into();
-        stats.index_operations = index.operations();
-        stats.index_probes = index.probes;
+        stats.index.operations = index.operations();
+        stats.index.probes = index.probes;
     }
 
     /// Returns the number of shadow frames in use, and of all.

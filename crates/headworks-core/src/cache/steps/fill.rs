@@ -41,9 +41,9 @@ pub(super) fn request(state: &mut CacheState, op: &mut Operation) -> Result<(), 
     let order = window.as_ref().map_or(0, |window| window.order);
     let behind = window.is_some() && state.volumes[volume].drops_behind();
     let reason = FillReason { bio: op.bio, ahead: false, behind, since: op.limit.since };
-    let filled = state.stats.filled;
+    let filled = state.stats.fills.blocks;
     let reached = fill_range(state, Some(op), reason, (volume, first, end), order);
-    let missed = state.stats.filled - filled;
+    let missed = state.stats.fills.blocks - filled;
     state.stats.misses += missed;
     // The others up to there were cached, and the read will not count them.
     state.stats.hits += (reached - first).saturating_sub(missed);
@@ -202,9 +202,9 @@ pub(super) fn send(state: &mut CacheState, reason: &FillReason, unit: u32, first
     state.pool.begin_fill(unit, first, count);
     let folio = state.pool.folio(unit);
     let at = folio.key.block() + u64::from(first);
-    state.stats.fills_partial += u64::from(count < folio.blocks());
-    state.stats.fills += 1;
-    state.stats.filled += u64::from(count);
+    state.stats.fills.partial += u64::from(count < folio.blocks());
+    state.stats.fills.bios += 1;
+    state.stats.fills.blocks += u64::from(count);
     let flags = BioFlags::HOLE_OK;
     let flags = if reason.ahead { flags } else { flags.with(BioFlags::SYNC) };
     let id = reason.bio.id;

@@ -75,10 +75,10 @@ pub(super) fn step(
         op.writes_out = op.direct || zeroes || state.waiters.writes_out(volume, range);
     }
     if op.writes_out {
-        let written = state.stats.written;
+        let written = state.stats.writeouts.blocks;
         let waits_for = write_out::write_range(state, ctx, op, slot, BioFlags::SYNC);
         if op.direct {
-            state.stats.direct_dirty += state.stats.written - written;
+            state.stats.direct_dirty += state.stats.writeouts.blocks - written;
         }
         if let Some(waits_for) = waits_for {
             return waits_for;
