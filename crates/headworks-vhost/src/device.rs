@@ -23,6 +23,7 @@ use crate::event::{CallFd, EventFd};
 use crate::features::{self, Features};
 use crate::log::DirtyLog;
 use crate::memory::{GuestMemory, Span};
+use crate::observer::{NoObserver, StoreObserver};
 use crate::request::{Outcome, Parser, Request, Ticket};
 use crate::ring::{Phase, Ring, Shared, clear_kick};
 use crate::wire::RingAddresses;
@@ -34,13 +35,13 @@ pub const HEADS_A_DEVICE: usize = 256;
 
 /// What a control thread asks of a device. The next order follows the answer to this one.
 #[derive(Debug)]
-pub enum Order {
+pub enum Order<O: StoreObserver = NoObserver> {
     /// The driver has negotiated these features.
     Features(Features),
     /// The table of memory is replaced. Answered when no request in flight uses the old one.
     Memory(Arc<GuestMemory>),
     /// A ring begins to serve. Requests of a process that died are its first: the order is given when the image's lock is held.
-    Start(Box<Ring>),
+    Start(Box<Ring<O>>),
     /// A ring ends. Answered with its base when nothing of it is in flight.
     Stop {
         /// Index of the ring.
@@ -91,15 +92,15 @@ pub enum Order {
 
 /// What an order replaced: dropped on the control thread, as that unmaps and closes.
 #[derive(Debug, Default)]
-pub struct Retired {
+pub struct Retired<O: StoreObserver = NoObserver> {
     memory: Option<Arc<GuestMemory>>,
-    ring: Option<Box<Ring>>,
+    ring: Option<Box<Ring<O>>>,
     fd: Option<EventFd>,
     call: Option<CallFd>,
     log: Option<Arc<DirtyLog>>,
 }
 
-impl Retired {
+impl<O: StoreObserver> Retired<O> {
     /// Returns true if nothing was replaced.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -110,9 +111,9 @@ impl Retired {
 
 /// The answer to an order.
 #[derive(Debug)]
-pub enum Answer {
+pub enum Answer<O: StoreObserver = NoObserver> {
     /// The order is carried out.
-    Done(Retired),
+    Done(Retired<O>),
     /// A ring has stopped.
     Stopped {
         /// Index of the ring.
@@ -120,10 +121,10 @@ pub enum Answer {
         /// The next entry of its available ring.
         base: u16,
         /// What it does not need any more.
-        retired: Retired,
+        retired: Retired<O>,
     },
     /// The order cannot be carried out; a sentence.
-    Refused(String, Retired),
+    Refused(String, Retired<O>),
 }
 
 /// A ring that broke, for one line of the log.
@@ -145,11 +146,11 @@ enum Pending {
 
 /// A device on its shard.
 #[derive(Debug)]
-pub struct Device {
-    rings: Vec<Option<Box<Ring>>>,
+pub struct Device<O: StoreObserver = NoObserver> {
+    rings: Vec<Option<Box<Ring<O>>>>,
     shared: Shared,
     pending: Option<Pending>,
-    answer: Option<Answer>,
+    answer: Option<Answer<O>>,
     broken: Option<BrokenRing>,
     // A bit for each ring: may give heads; is started or draining, so has answers to publish.
     running: u64,
@@ -166,6 +167,14 @@ impl Device {
     /// A device of a disk, without rings and memory.
     #[must_use]
     pub fn new(disk: Disk) -> Self {
+        Self::observed(disk)
+    }
+}
+
+impl<O: StoreObserver> Device<O> {
+    /// A device of a disk, without rings and memory, whose observer is told of its stores.
+    #[must_use]
+    pub fn observed(disk: Disk) -> Self {
         let shared = Shared {
             memory: Arc::default(),
             old_memory: None,
@@ -203,7 +212,7 @@ impl Device {
     ///
     /// # Panics
     /// If the order before has not been answered.
-    pub fn on_order(&mut self, order: Order) {
+    pub fn on_order(&mut self, order: Order<O>) {
         assert!(self.pending.is_none() && self.answer.is_none(), "one order at a time");
         match order {
             Order::Memory(memory) => return self.replace_memory(memory),
@@ -218,7 +227,7 @@ impl Device {
         self.refresh();
     }
 
-    fn carry_out(&mut self, order: Order) -> Result<Retired, (String, Retired)> {
+    fn carry_out(&mut self, order: Order<O>) -> Result<Retired<O>, (String, Retired<O>)> {
         let mut retired = Retired::default();
         match order {
             Order::Features(features) => {
@@ -264,7 +273,7 @@ impl Device {
         Ok(retired)
     }
 
-    fn with_ring<T>(&mut self, queue: u16, change: impl FnOnce(&mut Ring) -> T) -> Option<T> {
+    fn with_ring<T>(&mut self, queue: u16, change: impl FnOnce(&mut Ring<O>) -> T) -> Option<T> {
         self.rings.get_mut(usize::from(queue))?.as_deref_mut().map(change)
     }
 
@@ -320,7 +329,7 @@ impl Device {
 
     /// Calls `each` with every ring that is started or draining.
     #[inline]
-    fn each_live(&mut self, mut each: impl FnMut(&mut Ring, &Shared)) {
+    fn each_live(&mut self, mut each: impl FnMut(&mut Ring<O>, &Shared)) {
         let mut left = self.live;
         while left != 0 {
             let queue = left.trailing_zeros() as usize;
@@ -332,7 +341,7 @@ impl Device {
     }
 
     /// The answer to the last order, as soon as there is one. Asked after [`Device::publish`].
-    pub fn next_answer(&mut self) -> Option<Answer> {
+    pub fn next_answer(&mut self) -> Option<Answer<O>> {
         if self.answer.is_none() {
             self.answer = match self.pending.as_ref()? {
                 Pending::Memory => self.memory_replaced(),
@@ -347,14 +356,14 @@ impl Device {
         self.answer.take()
     }
 
-    fn memory_replaced(&mut self) -> Option<Answer> {
+    fn memory_replaced(&mut self) -> Option<Answer<O>> {
         let is_unused = self.shared.in_flight[self.shared.generation ^ 1] == 0;
         is_unused.then(|| {
             Answer::Done(Retired { memory: self.shared.old_memory.take(), ..Retired::default() })
         })
     }
 
-    fn stopped(&mut self, queue: u16) -> Option<Answer> {
+    fn stopped(&mut self, queue: u16) -> Option<Answer<O>> {
         let mut retired = Retired::default();
         let Some(Some(ring)) = self.rings.get_mut(usize::from(queue)) else {
             return Some(Answer::Refused(format!("ring {queue} was never started"), retired));
@@ -367,7 +376,7 @@ impl Device {
         Some(Answer::Stopped { queue, base, retired })
     }
 
-    fn reset_done(&mut self) -> Option<Answer> {
+    fn reset_done(&mut self) -> Option<Answer<O>> {
         if !self.rings.iter().flatten().all(|ring| ring.is_drained()) {
             return None;
         }
@@ -451,7 +460,7 @@ impl Device {
 
     #[cold]
     fn break_all(&mut self, why: &'static str) {
-        let is_live = |ring: &Ring| matches!(ring.phase(), Phase::Started | Phase::Draining);
+        let is_live = |ring: &Ring<O>| matches!(ring.phase(), Phase::Started | Phase::Draining);
         if self.rings.iter().flatten().any(|ring| is_live(ring)) {
             self.broken = Some(BrokenRing { queue: None, why });
         }

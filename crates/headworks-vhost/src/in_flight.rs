@@ -23,12 +23,13 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
-use crate::cut;
 use crate::memory::SharedMapping;
+use crate::observer::StoreObserver;
 use crate::wire::InFlightDescription;
 use crate::{QUEUE_SIZE_MAX, QUEUES_MAX};
 
@@ -117,19 +118,20 @@ pub(crate) fn sealed_file(name: &CStr, size: u64) -> io::Result<File> {
 
 /// The area of one queue, as its ring writes it.
 #[derive(Debug)]
-pub(crate) struct Track {
+pub(crate) struct Track<O> {
     region: Arc<InFlightRegion>,
     base: *mut u8,
     num: u16,
     counter: u64,
     // Heads answered and not yet published: at most `num`, reserved when made.
     batch: Vec<u16>,
+    observer: PhantomData<O>,
 }
 
 // SAFETY: the pointer is into the region's mapping, which any thread may use.
-unsafe impl Send for Track {}
+unsafe impl<O: StoreObserver> Send for Track<O> {}
 
-impl Track {
+impl<O: StoreObserver> Track<O> {
     /// The area of `queue` for a ring of `num` descriptors; the error is a sentence.
     pub(crate) fn new(region: &Arc<InFlightRegion>, queue: u16, num: u16) -> Result<Self, String> {
         let about = region.about;
@@ -142,7 +144,8 @@ impl Track {
         let skip = about.offset as usize + area_bytes(about.queue_size) * usize::from(queue);
         let base = region.mapping.base().wrapping_add(skip);
         let region = Arc::clone(region);
-        Ok(Self { region, base, num, counter: 0, batch: Vec::with_capacity(usize::from(num)) })
+        let batch = Vec::with_capacity(usize::from(num));
+        Ok(Self { region, base, num, counter: 0, batch, observer: PhantomData })
     }
 
     pub(crate) fn is_faulted(&self) -> bool {
@@ -182,9 +185,9 @@ impl Track {
     #[inline]
     pub(crate) fn take(&mut self, head: u16) {
         self.counter = self.counter.wrapping_add(1);
-        cut::point();
+        O::before_store();
         self.count(head).store(self.counter, Ordering::Release);
-        cut::point();
+        O::before_store();
         self.flag(head).store(1, Ordering::Release);
     }
 
@@ -192,9 +195,9 @@ impl Track {
     #[inline]
     pub(crate) fn answer(&mut self, head: u16) {
         let last = self.word(LAST_BATCH_HEAD_AT).load(Ordering::Relaxed);
-        cut::point();
+        O::before_store();
         self.next(head).store(last, Ordering::Release);
-        cut::point();
+        O::before_store();
         self.word(LAST_BATCH_HEAD_AT).store(head, Ordering::Release);
         self.batch.push(head);
     }
@@ -202,10 +205,10 @@ impl Track {
     /// Notes that the ring's `used.idx` was published with the value `used`.
     pub(crate) fn published(&mut self, used: u16) {
         while let Some(head) = self.batch.pop() {
-            cut::point();
+            O::before_store();
             self.flag(head).store(0, Ordering::Release);
         }
-        cut::point();
+        O::before_store();
         self.word(USED_INDEX_AT).store(used, Ordering::Release);
     }
 
@@ -243,12 +246,12 @@ impl Track {
         for head in 0..self.num {
             self.flag(head).store(0, Ordering::Release);
         }
-        cut::point();
+        O::before_store();
         self.word(COUNT_AT).store(self.num, Ordering::Release);
-        cut::point();
+        O::before_store();
         // The ring may have been used before the region was made.
         self.word(USED_INDEX_AT).store(used, Ordering::Release);
-        cut::point();
+        O::before_store();
         self.word(VERSION_AT).store(1, Ordering::Release);
     }
 
@@ -266,11 +269,11 @@ impl Track {
             if head >= self.num {
                 return Err(format!("the in-flight region's batch has descriptor {head}"));
             }
-            cut::point();
+            O::before_store();
             self.flag(head).store(0, Ordering::Release);
             head = self.next(head).load(Ordering::Relaxed);
         }
-        cut::point();
+        O::before_store();
         self.word(USED_INDEX_AT).store(used, Ordering::Release);
         Ok(())
     }

@@ -24,7 +24,6 @@
 mod chain;
 mod channel;
 mod config_space;
-mod cut;
 mod device;
 #[cfg(all(test, not(loom)))]
 mod device_tests;
@@ -36,6 +35,7 @@ mod in_flight;
 mod log;
 mod memory;
 pub mod notify;
+mod observer;
 #[cfg(all(test, not(loom)))]
 mod recovery_tests;
 mod request;
@@ -58,6 +58,7 @@ pub use event::{CallFd, EventFd, Notifier};
 pub use in_flight::InFlightRegion;
 pub use log::DirtyLog;
 pub use memory::{GuestMemory, REGIONS_MAX, Span};
+pub use observer::{NoObserver, StoreObserver};
 pub use request::{Outcome, Request, RequestOp, Ticket};
 pub use ring::Ring;
 pub use session::{Offer, Session, Step};

@@ -5,9 +5,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use crate::cut::{self, Death};
-use crate::testing::{FEATURES, Machine, Process, small};
-use crate::{Disk, RequestOp};
+use crate::testing::{Death, FEATURES, Machine, Mortal, Process, small};
+use crate::{Disk, RequestOp, StoreObserver};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 16;
@@ -101,9 +100,9 @@ impl World {
 
     /// Serves with a death at the store after `stores`; true: it died.
     fn serve_until_death(&mut self, until: u8, stores: u64) -> bool {
-        cut::after(Some(stores));
+        Mortal::dies_after(Some(stores));
         let result = catch_unwind(AssertUnwindSafe(|| self.serve(until)));
-        cut::after(None);
+        Mortal::dies_after(None);
         match result {
             Ok(()) => false,
             Err(panic) if panic.is::<Death>() => true,
@@ -124,6 +123,16 @@ impl World {
 
 /// More than the ring has entries, so that indices and heads are used again.
 const REQUESTS: u8 = 24;
+
+#[test]
+fn process_dies_at_the_chosen_store_and_once() {
+    Mortal::dies_after(Some(2));
+    Mortal::before_store();
+    Mortal::before_store();
+    let death = catch_unwind(Mortal::before_store).unwrap_err();
+    assert!(death.is::<Death>());
+    Mortal::before_store();
+}
 
 #[test]
 fn death_at_any_store_loses_and_doubles_nothing() {

@@ -17,13 +17,13 @@ use std::sync::Arc;
 
 use crate::chain::{Chain, SPANS_MAX, Table};
 use crate::config_space::Disk;
-use crate::cut;
 use crate::event::{CallFd, EventFd};
 use crate::features::{self, Features};
 use crate::in_flight::{InFlightRegion, Track};
 use crate::log::DirtyLog;
 use crate::memory::{GuestMemory, Span};
 use crate::notify::{self, Wish};
+use crate::observer::{NoObserver, StoreObserver};
 use crate::request::{Asked, Outcome, Parser, Request, RequestOp, STATUS_OK, Ticket};
 use crate::spans::{SpanList, SpanStore};
 use crate::sync::{AtomicU16, Ordering};
@@ -134,7 +134,6 @@ impl View {
     fn write_used(&self, index: u16, head: u16, written: u32) {
         let place = 4 + 8 * usize::from(index & (self.num - 1));
         let element = self.used.wrapping_add(place).cast::<[u32; 2]>();
-        cut::point();
         // SAFETY: the element is within the used ring, which is aligned to 4.
         unsafe { element.write_volatile([u32::from(head), written]) };
     }
@@ -190,7 +189,7 @@ pub(crate) struct RingStart {
 
 /// A ring that serves or has served. A control thread makes it, so that the shard allocates nothing.
 #[derive(Debug)]
-pub struct Ring {
+pub struct Ring<O: StoreObserver = NoObserver> {
     queue: u16,
     view: View,
     addresses: RingAddresses,
@@ -204,7 +203,7 @@ pub struct Ring {
     slots: Box<[Slot]>,
     store: SpanStore,
     in_flight: u32,
-    track: Option<Track>,
+    track: Option<Track<O>>,
     // Heads of a process that died, the next one last.
     resubmit: Vec<u16>,
     // The store had no room for a request; it waits for a completion.
@@ -216,9 +215,9 @@ pub struct Ring {
 }
 
 // SAFETY: the pointers name guest memory, which any thread may access; the ring is used by one thread at a time.
-unsafe impl Send for Ring {}
+unsafe impl<O: StoreObserver> Send for Ring<O> {}
 
-impl Ring {
+impl<O: StoreObserver> Ring<O> {
     /// Finds the ring in memory, and with an in-flight region what a process that died had taken; the error is a sentence.
     pub(crate) fn new(
         start: RingStart,
@@ -521,13 +520,14 @@ impl Ring {
         self.is_full = false;
         if matches!(self.phase, Phase::Started | Phase::Draining) {
             let written = if slot.is_read && slot.fail == STATUS_OK { slot.len } else { 0 };
-            cut::point();
+            O::before_store();
             // SAFETY: the place of the status byte is in a region that stays mapped while the request is counted.
             unsafe { slot.status.write_volatile(slot.fail) };
             if let Some(log) = shared.log() {
                 self.store.pieces(&slot.spans, 0, written as usize, |span| shared.mark(log, span));
                 shared.mark(log, Span::new(slot.status, 1));
             }
+            O::before_store();
             self.view.write_used(self.used, head, written + 1);
             self.used = self.used.wrapping_add(1);
             if let Some(track) = &mut self.track {
@@ -551,7 +551,7 @@ impl Ring {
             log.mark(address, 6 + 8 * u64::from(self.view.num));
         }
         let (old, new) = (self.used_published, self.used);
-        cut::point();
+        O::before_store();
         // Release: pairs with the Acquire of the driver, which reads the elements and the data after it.
         self.view.used_index().store(new, Ordering::Release);
         self.used_published = new;

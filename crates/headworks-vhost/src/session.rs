@@ -16,6 +16,7 @@
 //! | ring not started | GET_VRING_BASE answers the base that was set |
 //! | ring started | NUM, BASE, an in-flight region; features other than LOG_ALL |
 
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ use crate::features::{self, Features, protocol};
 use crate::in_flight::InFlightRegion;
 use crate::log::DirtyLog;
 use crate::memory::{GuestMemory, REGIONS_MAX};
+use crate::observer::{NoObserver, StoreObserver};
 use crate::ring::{Ring, RingStart};
 use crate::wire::request as message;
 use crate::wire::{
@@ -52,13 +54,13 @@ pub struct Offer {
 
 /// What follows from a message.
 #[derive(Debug)]
-pub enum Step {
+pub enum Step<O: StoreObserver = NoObserver> {
     /// Nothing is sent.
     Done,
     /// The message is the answer.
     Reply(Message),
     /// The device carries this out; [`Session::on_answer`] takes its answer.
-    Order(Order),
+    Order(Order<O>),
 }
 
 /// A ring as the front end describes it before it starts.
@@ -93,7 +95,7 @@ enum Effect {
 
 /// The control side of one connection.
 #[derive(Debug)]
-pub struct Session {
+pub struct Session<O: StoreObserver = NoObserver> {
     offer: Offer,
     notifier: Arc<Notifier>,
     features: Option<u64>,
@@ -104,6 +106,7 @@ pub struct Session {
     is_writeback: bool,
     backend: Option<OwnedFd>,
     awaited: Option<Awaited>,
+    observer: PhantomData<O>,
 }
 
 /// A refusal: a sentence.
@@ -116,6 +119,17 @@ impl Session {
     /// If the offer has no queue or too many.
     #[must_use]
     pub fn new(offer: Offer, notifier: Arc<Notifier>) -> Self {
+        Self::observed(offer, notifier)
+    }
+}
+
+impl<O: StoreObserver> Session<O> {
+    /// As [`Session::new`], for a device whose observer is told of its stores.
+    ///
+    /// # Panics
+    /// If the offer has no queue or too many.
+    #[must_use]
+    pub fn observed(offer: Offer, notifier: Arc<Notifier>) -> Self {
         assert!((1..=QUEUES_MAX).contains(&offer.queues), "1 to 64 queues");
         Self {
             offer,
@@ -128,6 +142,7 @@ impl Session {
             is_writeback: true,
             backend: None,
             awaited: None,
+            observer: PhantomData,
         }
     }
 
@@ -149,7 +164,7 @@ impl Session {
     ///
     /// # Panics
     /// If the answer to an order is outstanding.
-    pub fn on_message(&mut self, message: Message) -> Result<Step, String> {
+    pub fn on_message(&mut self, message: Message) -> Result<Step<O>, String> {
         assert!(self.awaited.is_none(), "a message is read after the answer to the last order");
         let (request, asks) = (message.header.request, message.header.needs_reply());
         if message.header.is_reply() {
@@ -179,7 +194,7 @@ impl Session {
     ///
     /// # Panics
     /// If no order is outstanding.
-    pub fn on_answer(&mut self, answer: Answer) -> Result<Option<Message>, String> {
+    pub fn on_answer(&mut self, answer: Answer<O>) -> Result<Option<Message>, String> {
         let awaited = self.awaited.take().expect("an answer belongs to an order");
         let Awaited { request, needs_reply, effect } = awaited;
         let base = match answer {
@@ -223,7 +238,7 @@ impl Session {
         }
     }
 
-    fn dispatch(&mut self, message: Message) -> Result<Done, Refused> {
+    fn dispatch(&mut self, message: Message) -> Result<Done<O>, Refused> {
         let Message { header, body, fds } = message;
         let request = header.request;
         let takes_fds = matches!(
@@ -299,7 +314,7 @@ impl Session {
         }
     }
 
-    fn set_features(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn set_features(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let bits = integer(body)?;
         let unknown = bits & !self.offer.disk.features();
         if unknown != 0 {
@@ -316,7 +331,7 @@ impl Session {
         Ok(Done::Order(Order::Features(Features::new(bits)), Effect::None))
     }
 
-    fn set_protocol_features(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn set_protocol_features(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let bits = integer(body)?;
         let unknown = bits & !self.protocol_offer();
         if unknown != 0 {
@@ -326,12 +341,12 @@ impl Session {
         Ok(Done::Quiet)
     }
 
-    fn memory_order(&self, memory: GuestMemory) -> Done {
+    fn memory_order(&self, memory: GuestMemory) -> Done<O> {
         let memory = Arc::new(memory);
         Done::Order(Order::Memory(Arc::clone(&memory)), Effect::Memory(memory))
     }
 
-    fn set_memory(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done, Refused> {
+    fn set_memory(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done<O>, Refused> {
         if body.len() < 8 {
             return Err(format!("a table of {} bytes", body.len()));
         }
@@ -350,12 +365,12 @@ impl Session {
         Ok(self.memory_order(GuestMemory::map(regions, &self.memory)?))
     }
 
-    fn add_memory(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done, Refused> {
+    fn add_memory(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done<O>, Refused> {
         let about = single_region(body)?;
         Ok(self.memory_order(self.memory.with(about, one_fd(fds)?)?))
     }
 
-    fn remove_memory(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn remove_memory(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         Ok(self.memory_order(self.memory.without(&single_region(body)?)?))
     }
 
@@ -378,7 +393,7 @@ impl Session {
         if ring.is_started { Err(format!("ring {queue} is started")) } else { Ok(ring) }
     }
 
-    fn set_ring_size(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn set_ring_size(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let (queue, num) = self.ring_and_value(body)?;
         let fits = u16::try_from(num).ok();
         let fits = fits.filter(|num| num.is_power_of_two() && (2..=QUEUE_SIZE_MAX).contains(num));
@@ -389,14 +404,14 @@ impl Session {
         Ok(Done::Quiet)
     }
 
-    fn set_ring_base(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn set_ring_base(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let (queue, base) = self.ring_and_value(body)?;
         let base = u16::try_from(base).map_err(|_| format!("a base of {base}"))?;
         self.stopped_ring(queue)?.base = base;
         Ok(Done::Quiet)
     }
 
-    fn set_ring_addresses(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn set_ring_addresses(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         if body.len() != ADDRESSES_BYTES {
             return Err(format!("{} bytes, not {ADDRESSES_BYTES}", body.len()));
         }
@@ -410,7 +425,7 @@ impl Session {
         })
     }
 
-    fn stop_ring(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn stop_ring(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let (queue, _) = self.ring_and_value(body)?;
         let ring = &self.rings[queue];
         if !ring.is_started {
@@ -419,7 +434,7 @@ impl Session {
         Ok(Done::Order(Order::Stop { queue: queue as u16 }, Effect::Stopped(queue)))
     }
 
-    fn enable_ring(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn enable_ring(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let (queue, value) = self.ring_and_value(body)?;
         if value > 1 {
             return Err(format!("ring {queue} cannot be enabled by {value}"));
@@ -449,7 +464,7 @@ impl Session {
         Ok((queue, Some(EventFd::check(one_fd(fds)?)?)))
     }
 
-    fn set_kick(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done, Refused> {
+    fn set_kick(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done<O>, Refused> {
         let (queue, kick) = self.queue_and_fd(body, fds)?;
         let ring = &mut self.rings[queue];
         if ring.is_started {
@@ -478,7 +493,12 @@ impl Session {
         Ok(Done::Order(Order::Start(Box::new(started)), Effect::Started(queue)))
     }
 
-    fn set_call(&mut self, body: &[u8], fds: Vec<OwnedFd>, is_call: bool) -> Result<Done, Refused> {
+    fn set_call(
+        &mut self,
+        body: &[u8],
+        fds: Vec<OwnedFd>,
+        is_call: bool,
+    ) -> Result<Done<O>, Refused> {
         let (queue, fd) = self.queue_and_fd(body, fds)?;
         let fd = fd.map(|fd| CallFd::new(fd, Arc::clone(&self.notifier)));
         let ring = &mut self.rings[queue];
@@ -514,7 +534,7 @@ impl Session {
         Ok(Message::reply(message::GET_CONFIG, reply, Vec::new()))
     }
 
-    fn set_config(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn set_config(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let is_writeback = match body {
             [head @ .., value @ 0..=1] if head.len() == 12 => {
                 let is_field = u32_at(head, 0) == WRITEBACK_AT && u32_at(head, 4) == 1;
@@ -532,7 +552,7 @@ impl Session {
         }
     }
 
-    fn make_in_flight(&mut self, body: &[u8]) -> Result<Done, Refused> {
+    fn make_in_flight(&mut self, body: &[u8]) -> Result<Done<O>, Refused> {
         let about = self.in_flight_body(body)?;
         if about.queues == 0 || about.queues > self.offer.queues || about.queue_size == 0 {
             return Err(format!("{} queues of {}", about.queues, about.queue_size));
@@ -548,7 +568,7 @@ impl Session {
         Ok(Done::Reply(reply))
     }
 
-    fn take_in_flight(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done, Refused> {
+    fn take_in_flight(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done<O>, Refused> {
         let about = self.in_flight_body(body)?;
         self.in_flight = Some(Arc::new(InFlightRegion::map(about, one_fd(fds)?)?));
         Ok(Done::Quiet)
@@ -568,7 +588,7 @@ impl Session {
         Ok(InFlightDescription::parse(body))
     }
 
-    fn set_log(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done, Refused> {
+    fn set_log(&mut self, body: &[u8], fds: Vec<OwnedFd>) -> Result<Done<O>, Refused> {
         if body.len() != 16 {
             return Err(format!("{} bytes, not 16", body.len()));
         }
@@ -578,10 +598,10 @@ impl Session {
 }
 
 /// How a message was taken.
-enum Done {
+enum Done<O: StoreObserver> {
     Quiet,
     Reply(Message),
-    Order(Order, Effect),
+    Order(Order<O>, Effect),
 }
 
 /// Whether a message has an answer of its own, so that an acknowledgement would be taken for it.

@@ -11,7 +11,7 @@ use crate::driver::{Driver, DriverOptions, Waiting};
 use crate::features;
 use crate::in_flight::sealed_file;
 use crate::testing::{
-    FEATURES, Machine, Process, Told, copy_of, is_hung_up, notifier, pair, small,
+    FEATURES, Machine, Mortal, Process, Told, copy_of, is_hung_up, notifier, pair, small,
 };
 use crate::wire::request as message;
 use crate::wire::{BODY_MAX, Header, InFlightDescription, Message, RegionDescription, u32_at};
@@ -357,7 +357,7 @@ fn serve(listener: UnixListener, mut disk: Vec<u8>, connections: usize) -> Vec<u
 }
 
 /// Sleeps until a kick or a message.
-fn nap(channel: &Channel, device: &mut Device) {
+fn nap(channel: &Channel, device: &mut Device<Mortal>) {
     use std::os::fd::AsFd;
     let mut polls =
         vec![libc::pollfd { fd: channel.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 }];

@@ -2,6 +2,7 @@
 //!
 //! A [`Machine`] has the memory and the queues, which outlive any process that serves them; a [`Process`] has what dies with it.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, LazyLock};
@@ -12,13 +13,47 @@ use crate::features::{self, protocol};
 use crate::wire::request as message;
 use crate::wire::{InFlightDescription, Message};
 use crate::{
-    BrokenRing, Device, Disk, Notifier, Offer, Outcome, Request, RequestOp, Session, Step, Ticket,
+    BrokenRing, Device, Disk, Notifier, Offer, Outcome, Request, RequestOp, Session, Step,
+    StoreObserver, Ticket,
 };
 
 /// The notifier of all tests of this process: the end of one takes milliseconds.
 pub(crate) fn notifier() -> Arc<Notifier> {
     static ALL: LazyLock<Arc<Notifier>> = LazyLock::new(|| Arc::new(Notifier::new()));
     Arc::clone(&ALL)
+}
+
+thread_local! {
+    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Lets the process of a test die at a chosen store: a panic unwinds to the test, which drops everything of the process. Guest memory and
+/// the in-flight region stay.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Mortal;
+
+/// The payload of the panic by which a test's process dies.
+#[derive(Debug)]
+pub(crate) struct Death;
+
+impl Mortal {
+    /// Dies at the store after `stores` more; none: never.
+    pub(crate) fn dies_after(stores: Option<u64>) {
+        LEFT.with(|left| left.set(stores));
+    }
+}
+
+impl StoreObserver for Mortal {
+    fn before_store() {
+        LEFT.with(|left| match left.get() {
+            Some(0) => {
+                left.set(None);
+                std::panic::resume_unwind(Box::new(Death));
+            }
+            Some(count) => left.set(Some(count - 1)),
+            None => {}
+        });
+    }
 }
 
 /// A copy of a descriptor that somebody else keeps.
@@ -51,8 +86,8 @@ impl Told {
 /// One process that serves: session and device, and the requests that the path below has.
 #[derive(Debug)]
 pub(crate) struct Process {
-    pub(crate) session: Session,
-    pub(crate) device: Device,
+    pub(crate) session: Session<Mortal>,
+    pub(crate) device: Device<Mortal>,
     /// Requests taken and not carried out, in order.
     pub(crate) below: VecDeque<Request>,
     scratch: Vec<Request>,
@@ -61,8 +96,8 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn new(disk: Disk, queues: u16, has_in_flight: bool) -> Self {
         Self {
-            session: Session::new(Offer { disk, queues, has_in_flight }, notifier()),
-            device: Device::new(disk),
+            session: Session::observed(Offer { disk, queues, has_in_flight }, notifier()),
+            device: Device::observed(disk),
             below: VecDeque::new(),
             scratch: Vec::new(),
         }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::RingClient;
-use headworks_vhost::{Answer, Disk};
+use headworks_vhost::{Answer, Disk, NoObserver, StoreObserver};
 
 /// What a device tells the thread of its front end.
 #[derive(Debug)]
-pub enum News {
+pub enum News<O: StoreObserver = NoObserver> {
     /// The answer to the last order.
-    Answer(Answer),
+    Answer(Answer<O>),
     /// The disk is another one now.
     Disk(Disk),
     /// The device has left its slot, and nothing of it is in flight: it is dropped on the thread that hears this.
-    Ended(#[expect(dead_code, reason = "it comes to be dropped")] Box<RingClient>),
+    Ended(#[expect(dead_code, reason = "it comes to be dropped")] Box<RingClient<O>>),
 }
 
 /// The end of the channel that a device has.
 #[derive(Clone, Debug)]
-pub struct NewsSender {
-    news: Sender<News>,
+pub struct NewsSender<O: StoreObserver = NoObserver> {
+    news: Sender<News<O>>,
     bell: Arc<OwnedFd>,
 }
 
-impl NewsSender {
+impl<O: StoreObserver> NewsSender<O> {
     /// Tells the thread something; a thread that has ended does not hear it.
-    pub fn send(&self, news: News) {
+    pub fn send(&self, news: News<O>) {
         let _ = self.news.send(news);
         let one = 1_u64;
         // SAFETY: eight bytes of ours. The counter never fills: the thread reads it, and it takes 2^64 news.
@@ -38,13 +38,13 @@ impl NewsSender {
 
 /// The end of the channel that the thread has.
 #[derive(Debug)]
-pub struct NewsReceiver {
+pub struct NewsReceiver<O: StoreObserver = NoObserver> {
     /// What the device has told.
-    pub news: Receiver<News>,
+    pub news: Receiver<News<O>>,
     bell: Arc<OwnedFd>,
 }
 
-impl NewsReceiver {
+impl<O: StoreObserver> NewsReceiver<O> {
     /// A descriptor that is ready when there is news.
     pub fn bell(&self) -> RawFd {
         self.bell.as_raw_fd()
@@ -62,7 +62,7 @@ impl NewsReceiver {
 ///
 /// # Errors
 /// No file descriptor is left.
-pub fn line() -> io::Result<(NewsSender, NewsReceiver)> {
+pub fn line<O: StoreObserver>() -> io::Result<(NewsSender<O>, NewsReceiver<O>)> {
     // SAFETY: no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {

@@ -37,23 +37,23 @@ use headworks_front::window::{CompletedRequest, InFlight};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
-use headworks_vhost::{Device, Disk, Order, Outcome, RequestOp, Ticket};
+use headworks_vhost::{Device, Disk, NoObserver, Order, Outcome, RequestOp, StoreObserver, Ticket};
 use line::{News, NewsSender};
 use watch::Kicks;
 
 /// A vhost-user device, from the first message of its front end to its last buffer.
-pub type RingClient = WholeClient<Rings>;
+pub type RingClient<O = NoObserver> = WholeClient<Rings<O>>;
 
 /// The rings of a device, and what its front end has of it.
-pub struct Rings {
-    device: Device,
+pub struct Rings<O: StoreObserver = NoObserver> {
+    device: Device<O>,
     /// What the machine sees of the export.
     disk: Disk,
     /// The device of the export belongs to this shard.
     is_local: bool,
     kicks: Kicks,
     /// The way to the thread of its front end.
-    line: NewsSender,
+    line: NewsSender<O>,
     /// Requests that were taken from the rings, the next one last.
     taken: Vec<headworks_vhost::Request>,
     /// Bios of which the shard has said that they take too long.
@@ -62,7 +62,7 @@ pub struct Rings {
     complaint: Option<String>,
 }
 
-impl Source for Rings {
+impl<O: StoreObserver> Source for Rings<O> {
     fn next(&mut self, room: usize, looks: bool, _: &mut Intake, _: &mut Shares<'_>) -> Next {
         if looks && self.taken.is_empty() {
             self.device.take(room, &mut self.taken);
@@ -103,7 +103,7 @@ impl Source for Rings {
     }
 }
 
-impl Rings {
+impl<O: StoreObserver> Rings<O> {
     fn complete(&mut self, ticket: Ticket, status: Status) {
         let outcome = match status {
             Ok(()) => Outcome::Done,
@@ -172,16 +172,16 @@ impl Rings {
     }
 }
 
-impl RingClient {
+impl<O: StoreObserver> RingClient<O> {
     /// A device of the front end behind `line`, which has no rings yet.
     pub fn new(
         disk: Disk,
         names: (String, Arc<str>),
         limits: ConnectionLimits,
-        line: NewsSender,
+        line: NewsSender<O>,
     ) -> std::io::Result<Self> {
         let rings = Rings {
-            device: Device::new(disk),
+            device: Device::observed(disk),
             disk,
             is_local: false,
             kicks: Kicks::new()?,
@@ -303,7 +303,7 @@ impl RingClient {
     }
 
     /// Carries out an order of its front end, whose answer comes with `publish`.
-    pub fn on_order(&mut self, order: Order) {
+    pub fn on_order(&mut self, order: Order<O>) {
         self.source.device.on_order(order);
         self.source.watch_rings();
     }
@@ -387,7 +387,7 @@ fn span_of(piece: headworks_vhost::Span) -> Span {
     unsafe { Span::new(piece.base(), piece.len()) }
 }
 
-impl std::fmt::Debug for RingClient {
+impl<O: StoreObserver> std::fmt::Debug for RingClient<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RingClient").field("id", &self.id()).field("peer", &self.peer()).finish()
     }
