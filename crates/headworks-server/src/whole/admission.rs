@@ -41,8 +41,10 @@ pub(super) fn receive<S: Source>(
     shares: &mut Shares<'_>,
 ) -> ReceiveOutcome {
     client.intake.stop(WaitsFor::Nothing);
-    let had_waiting = client.has_waiting();
-    let stopped = if had_waiting { step(client, shares) } else { None };
+    let waiting = client.intake.waiting().len();
+    let stopped = if waiting > 0 { step(client, shares) } else { None };
+    // What waits for a limit still is no work: the shard sleeps until the limit lets it pass.
+    let moved = client.intake.waiting().len() < waiting;
     let received = match stopped {
         Some(what) => ReceiveOutcome::Waits(what),
         None => take(client, shares, client.session.reads()),
@@ -50,7 +52,7 @@ pub(super) fn receive<S: Source>(
     if let ReceiveOutcome::Waits(what) = received {
         client.intake.stop(what);
     }
-    if had_waiting && received == ReceiveOutcome::Idle { ReceiveOutcome::Worked } else { received }
+    if moved && received == ReceiveOutcome::Idle { ReceiveOutcome::Worked } else { received }
 }
 
 /// Tries the waiting requests in their order; returns what the first one waits for that waits for no limit.
