@@ -252,10 +252,12 @@ impl ShardClient {
         }
     }
 
-    /// Sets whether the device does not answer: then requests fail for which there is no room, instead of waiting for it.
+    /// Sets whether the device does not answer: then requests of a connection fail for which there is no room, instead of waiting for it.
+    /// Returns whether they do: those of others wait for their share of the slots, as for a disk.
     #[inline]
-    pub fn set_refuses(&mut self, refuses: bool) {
-        nbd_or!(self, it => it.set_refuses(refuses), ());
+    pub fn set_refuses(&mut self, refuses: bool) -> bool {
+        nbd_or!(self, it => it.set_refuses(refuses), return false);
+        refuses
     }
 
     /// Whether the last write had a large payload that comes by a socket.

@@ -225,8 +225,8 @@ impl Door {
     ) -> Option<ReceiveOutcome> {
         let (connection, _) = parts.io.connection(one.slot)?;
         let device = connection.binding().map(|binding| binding.device);
-        let refuses = device.is_some_and(|device| self.stuck >> device.0 & 1 != 0);
-        connection.set_refuses(refuses);
+        let is_stuck = device.is_some_and(|device| self.stuck >> device.0 & 1 != 0);
+        let refuses = connection.set_refuses(is_stuck);
         // What is sent to a device that does not answer fails at once: it holds nothing.
         let device = device.filter(|_| !refuses);
         let (room, allowed) = (one.turn.room, self.memory.slots(device, one.turn.room));
