@@ -81,6 +81,13 @@ impl World {
         if self.front.frozen && bio.op.is_write() && bio.id.export.0 == self.front.troubled {
             return Err(format!("a frozen volume is changed: {bio:?}"));
         }
+        if let Some(index) = self.ring_of(bio.id.connection) {
+            self.check_ring_bio(index, bio)?;
+            return match LimitedIo::of(bio.op, bio.len) {
+                Some(io) if bio.id.export.0 == self.front.troubled => self.check_limits(io),
+                _ => Ok(()),
+            };
+        }
         let id = bio.id.connection;
         let found = self
             .lines
@@ -192,7 +199,7 @@ impl World {
             let (part, longest) = match kind.is_bytes() {
                 // What had passed before they were set was charged nothing.
                 true => (u64::from(io.bytes), 2 * self.scenario.pool as u64),
-                false => (1, 2 * self.scenario.count),
+                false => (1, 2 * (self.scenario.count + self.scenario.rings)),
             };
             let count = &mut self.passed.counts[kind as usize];
             *count += part;
@@ -210,7 +217,9 @@ impl World {
     /// The pool has lent what connections hold.
     pub(super) fn check_pool(&self) -> Result<(), String> {
         let alive = self.lines.iter().filter_map(|line| line.connection.as_deref());
+        let rings = self.front.rings.iter().filter_map(|ring| ring.client.as_ref());
         let held: usize = alive.chain(&self.dying).map(|connection| connection.held()).sum();
+        let held = held + rings.map(|client| client.held()).sum::<usize>();
         let taken = self.front.pool.taken();
         if held == taken {
             Ok(())

@@ -16,6 +16,7 @@ use headworks_core::{DeviceId, ExportId, Input, Instant, VolumeId};
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::client::Client;
+use super::rings::RingLine;
 use crate::nbd::connection::{
     Connection, ConnectionLimits, ExportBinding, LimitGate, ReceiveOutcome, Shares, TurnShare,
 };
@@ -89,6 +90,11 @@ impl Line {
         ExportBinding { volume, export: ExportId(export), device, ..ExportBinding::default() }
     }
 
+    /// The process of the server has died: its end of the socket is closed.
+    pub fn die(&mut self) {
+        (self.connection, self.leaf) = (None, None);
+    }
+
     /// Whether the engine would tell that its socket can be read from.
     pub fn is_readable(&self) -> bool {
         let waits = |connection: &Connection| connection.stopped_by() != WaitsFor::Nothing;
@@ -146,12 +152,14 @@ pub struct Front {
     pub paused: bool,
     pub bounds: ConnectionLimits,
     pub inputs: Vec<Input>,
-    scratch: Vec<u8>,
+    pub scratch: Vec<u8>,
     spans: Vec<Span>,
-    exports: Vec<ExportInfo>,
+    pub exports: Vec<ExportInfo>,
     next_id: u32,
     /// Bytes that sockets hold of unread replies; 0: as many as they do by default.
     send_buffer: usize,
+    /// Devices of machines, whose slots follow those of connections.
+    pub rings: Vec<RingLine>,
 }
 
 impl Front {
@@ -190,6 +198,7 @@ impl Front {
             exports: Vec::new(),
             next_id: 0,
             send_buffer: 0,
+            rings: Vec::new(),
         })
     }
 
@@ -211,7 +220,8 @@ impl Front {
         self.exports = vec![ExportInfo { size, ..ExportInfo::default() }; self.groups.len()];
     }
 
-    fn id(&mut self) -> u32 {
+    /// The id of a new client.
+    pub fn id(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id
     }
@@ -257,6 +267,16 @@ impl Front {
         line.connection = Some(Box::new(adopted));
         (line.hot, line.is_due) = (true, false);
         true
+    }
+
+    /// Another process begins: pool, shares and limits are new.
+    pub fn restart(&mut self, pool_bytes: usize, connections: usize) -> Result<(), String> {
+        let (clients, exports) = (connections + self.rings.len(), self.groups.len() as u16);
+        let new = Self::new(pool_bytes, clients, exports, self.slots, self.bounds)?;
+        let old = std::mem::replace(self, new);
+        (self.rings, self.exports, self.next_id) = (old.rings, old.exports, old.next_id);
+        (self.limited, self.send_buffer) = (old.limited, old.send_buffer);
+        Ok(())
     }
 
     /// Shares of a turn.
@@ -353,13 +373,16 @@ impl Front {
     /// Wakes the waiters that would be given what they wait for; returns whether there are any.
     pub fn wake_waiters(&mut self, lines: &mut [Line]) -> bool {
         let supply = Supply { taken: self.pool.taken(), room: self.slots - self.in_flight };
-        let Self { memory, pool, .. } = self;
+        let Self { memory, pool, rings, .. } = self;
         let has_block = |len| pool.try_take(len).map(|buffer| pool.put(buffer)).is_some();
-        memory.wake(supply, has_block, |slot| lines[slot as usize].hot = true)
+        memory.wake(supply, has_block, |slot| heat(lines, rings, slot))
     }
 
     /// Heats the connections of an export for which `what` has come.
-    pub fn wake(&self, lines: &mut [Line], export: u16, what: WaitsFor) {
+    pub fn wake(&mut self, lines: &mut [Line], export: u16, what: WaitsFor) {
+        for ring in self.rings.iter_mut().filter(|ring| ring.export == export) {
+            ring.hot |= ring.client.as_ref().is_some_and(|one| one.waits_for(what));
+        }
         for line in lines.iter_mut().filter(|line| line.export == export) {
             line.hot |= line.connection.as_ref().is_some_and(|one| one.waits_for(what));
         }
@@ -372,6 +395,13 @@ impl Front {
                 self.pass_all(now, line);
                 self.memory.leave(index as u32);
                 line.hot = true;
+            }
+        }
+        for index in 0..self.rings.len() {
+            if self.rings[index].export == self.troubled {
+                self.pass_ring(now, index);
+                self.memory.leave((lines.len() + index) as u32);
+                self.rings[index].hot = true;
             }
         }
     }
@@ -407,11 +437,23 @@ impl Front {
         let mut passed = 0;
         while let Some(one) = self.tree.pop(now) {
             passed += 1;
-            let line = &mut lines[one.owner as usize];
-            line.hot = true;
-            if let (Some(connection), Some(leaf)) = (&mut line.connection, line.leaf)
-                && let Some(next) = connection.pass(one.direction)
-            {
+            heat(lines, &mut self.rings, one.owner);
+            let next = match lines.get_mut(one.owner as usize) {
+                Some(line) => match (&mut line.connection, line.leaf) {
+                    (Some(connection), Some(leaf)) => {
+                        connection.pass(one.direction).zip(Some(leaf))
+                    }
+                    _ => None,
+                },
+                None => {
+                    let ring = &mut self.rings[one.owner as usize - lines.len()];
+                    match (&mut ring.client, ring.leaf) {
+                        (Some(client), Some(leaf)) => client.pass(one.direction).zip(Some(leaf)),
+                        _ => None,
+                    }
+                }
+            };
+            if let Some((next, leaf)) = next {
                 self.tree.wait(now, leaf, next);
             }
         }
@@ -489,7 +531,9 @@ impl Front {
         if self.look_at.is_some_and(|at| now < at) {
             return 0;
         }
-        if stalled(&lines[first as usize]) && matches!(wanted, Wanted::Block { reads: true, .. }) {
+        if lines.get(first as usize).is_some_and(stalled)
+            && matches!(wanted, Wanted::Block { reads: true, .. })
+        {
             self.memory.set_stalled(first, true);
             self.wake_waiters(lines);
             return 0;
@@ -531,6 +575,14 @@ impl Front {
             self.wake_waiters(lines);
         }
         dropped
+    }
+}
+
+/// The client of a slot is tried in the next turn.
+fn heat(lines: &mut [Line], rings: &mut [RingLine], slot: u32) {
+    match lines.get_mut(slot as usize) {
+        Some(line) => line.hot = true,
+        None => rings[slot as usize - lines.len()].hot = true,
     }
 }
 

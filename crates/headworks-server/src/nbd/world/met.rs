@@ -29,6 +29,18 @@ pub struct Met {
     pub timed_out: u64,
     /// Parts of writes that were given before the rest had come.
     pub pieces: u64,
+    /// Requests of machines that were answered.
+    pub ring_answers: u64,
+    /// Deaths of the server's process.
+    pub deaths: u64,
+    /// Requests that another process took over from one that died or lost its front end.
+    pub adopted: u64,
+    /// Connections of machines that ended with the process alive.
+    pub left: u64,
+    /// Machines that broke the rules of a ring.
+    pub broken: u64,
+    /// Rings that ended for it.
+    pub ended: u64,
     /// The longest that a request of a client without a fault took, in ms of virtual time.
     pub longest_ms: u64,
     /// The longest that a client of a quiet export waited for a buffer, in us of virtual time.
@@ -53,6 +65,12 @@ impl Met {
         self.stalls += other.stalls;
         self.timed_out += other.timed_out;
         self.pieces += other.pieces;
+        self.ring_answers += other.ring_answers;
+        self.deaths += other.deaths;
+        self.adopted += other.adopted;
+        self.left += other.left;
+        self.broken += other.broken;
+        self.ended += other.ended;
         self.longest_ms = self.longest_ms.max(other.longest_ms);
         self.longest_buffer_us = self.longest_buffer_us.max(other.longest_buffer_us);
         self.hash = self.hash.rotate_left(7) ^ other.hash;
@@ -60,7 +78,7 @@ impl Met {
 
     /// The faults and waits, by name.
     #[must_use]
-    pub fn faults(&self) -> [(&'static str, u64); 11] {
+    pub fn faults(&self) -> [(&'static str, u64); 17] {
         [
             ("failed requests", self.errors),
             ("bad requests", self.refused),
@@ -73,6 +91,12 @@ impl Met {
             ("connections that stalled", self.stalls),
             ("requests that timed out", self.timed_out),
             ("pieces of writes", self.pieces),
+            ("requests of machines answered", self.ring_answers),
+            ("deaths of the process", self.deaths),
+            ("requests taken over", self.adopted),
+            ("connections of machines that ended", self.left),
+            ("machines that broke the rules", self.broken),
+            ("rings that ended for it", self.ended),
         ]
     }
 }

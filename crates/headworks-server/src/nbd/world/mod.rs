@@ -1,4 +1,5 @@
-//! The world of the front door: clients that speak NBD over simulated links, real connections, and a shard that is only time.
+//! The world of the front door: clients that speak NBD over simulated links, machines with rings, real connections and devices, and a shard
+//! that is only time.
 //!
 //! ```text
 //!   client --bytes at its rate, in its units--> socket pair --Connection::receive--> bios --random latency--> image
@@ -32,15 +33,23 @@
 //! alone, none waits for a buffer for more than 25 ms, and a slow link is never stopped for more than a twentieth of its time. In a part of the
 //! others most writes are given in pieces, of which some fail, while connections close and move.
 //!
+//! In a third of the worlds virtual machines are clients, too, and in most of these the process of the server dies (`rings`).
+//!
 //! The socket pair keeps virtual time: nothing moves in it but when the world moves it. The same seed gives the same run on one machine.
 
 mod check;
 mod client;
 mod content;
+mod deaths;
 mod front;
+mod machine;
+mod machine_memory;
+mod machine_queue;
 mod met;
 mod pipe;
 mod rest;
+mod ring_turns;
+mod rings;
 mod scenario;
 mod turn;
 
@@ -79,6 +88,8 @@ const PAUSE: u64 = 500 * MS;
 const QUIET_NS: u64 = MS;
 /// The longest that a request of a client on a quiet export takes.
 const LONGEST_NS: u64 = 250 * MS;
+/// Every so many worlds have machines beside connections: those whose seeds are multiples of it.
+const MACHINES: u64 = 3;
 /// Slack of limits.
 const SLACK: u64 = 4 * MS;
 
@@ -101,6 +112,10 @@ enum Event {
     Pause,
     EndPause,
     SetLimits,
+    /// A front end of a machine disturbs its rings.
+    Disturb,
+    /// The process of the server dies soon.
+    Death,
 }
 
 /// What the world knows of a write.
@@ -155,6 +170,8 @@ struct World {
     passed: Passed,
     /// The device answers since then.
     unstuck: Instant,
+    /// Connections of machines so far.
+    served: u64,
     /// Whatever moved.
     progress: u64,
     idle_turns: u32,
@@ -170,15 +187,25 @@ struct World {
 /// The rule that was broken, and when.
 pub fn run(seed: u64) -> Result<Met, String> {
     let mut prng = Prng::new(seed).split("front");
-    let scenario = Scenario::draw(&mut prng);
+    let mut scenario = Scenario::draw(&mut prng);
+    if seed.is_multiple_of(MACHINES) {
+        scenario.draw_machines(&prng);
+    }
     let world = live(prng.clone(), scenario)?;
     if scenario.quiet > 0 {
         // The same clients alone.
         let alone = Scenario { count: scenario.quiet, exports: 1, ..scenario };
         // With the bio slots that others leave, if each fills up its share before the next one.
         let slots = (scenario.slots >> scenario.exports).max(1);
-        let alone =
-            Scenario { slots, freezes: false, stuck: false, limits: false, errors: 0, ..alone };
+        let alone = Scenario {
+            slots,
+            freezes: false,
+            stuck: false,
+            limits: false,
+            errors: 0,
+            rings: 0,
+            ..alone
+        };
         let alone = live(prng, alone).map_err(|rule| format!("alone: {rule}"))?;
         world.check_quiet(&alone).map_err(|rule| format!("{rule}; {scenario:?}"))?;
     }
@@ -200,8 +227,8 @@ impl World {
             handshake_ns: 10 * SEC,
             stall_ns: scenario.stall,
         };
-        let Scenario { pool, count, exports, slots, .. } = scenario;
-        let mut front = Front::new(pool, count as usize, exports, slots, bounds)?;
+        let Scenario { pool, count, exports, slots, rings, .. } = scenario;
+        let mut front = Front::new(pool, (count + rings) as usize, exports, slots, bounds)?;
         front.set_size(scenario.clients.size);
         front.set_send_buffer(scenario.send_buffer);
         Ok(Self {
@@ -219,6 +246,7 @@ impl World {
             write_ids: 1,
             passed: Passed::default(),
             unstuck: Instant(0),
+            served: 0,
             progress: 0,
             idle_turns: 0,
             still_turns: 0,
@@ -256,7 +284,7 @@ impl World {
         for (_, event) in wanted.into_iter().filter(|(wanted, _)| *wanted) {
             self.plan(300 * MS, event);
         }
-        Ok(())
+        self.draw_machines()
     }
 
     /// Plans an event within a time from now.
@@ -277,7 +305,9 @@ impl World {
             while self.close_stalled()? {
                 self.settle()?;
             }
-            if self.lines.iter().all(|line| line.client.is_done()) && !self.front.paused {
+            let is_done = self.lines.iter().all(|line| line.client.is_done())
+                && self.front.rings.iter().all(|ring| ring.machine.is_done());
+            if is_done && !self.front.paused {
                 return self.end();
             }
             let lasted = self.now.since(begun);
@@ -319,7 +349,7 @@ impl World {
                     open.len()
                 )
             }
-            None => "the world does not end".into(),
+            None => self.left_over_of_machines().unwrap_or_else(|| "the world does not end".into()),
         }
     }
 
@@ -335,6 +365,7 @@ impl World {
         }
         self.set_limits(&Limits::default());
         self.lines.iter_mut().for_each(|line| line.client.hurry(now));
+        self.hurry_machines();
     }
 
     /// The next instant at which something may happen.
@@ -354,6 +385,7 @@ impl World {
         let event = self.events.peek().map(|Reverse((at, _, _))| *at);
         let limits = self.front.tree.next_timeout();
         let all = lines.chain([event, limits, self.front.look_at]).flatten();
+        let all = all.chain(self.next_of_machines());
         all.map(|at| if Some(at) == limits { at.max(Instant(now.0 + 1)) } else { at })
             .filter(|&at| at > now)
             .min()
@@ -391,6 +423,8 @@ impl World {
                 let limits = self.draw_limits();
                 self.set_limits(&limits);
             }
+            Event::Disturb => return self.disturb(),
+            Event::Death => self.plan_death(),
         }
         Ok(())
     }
@@ -403,6 +437,7 @@ impl World {
     fn end_pause(&mut self) {
         // What was not watched meanwhile.
         self.lines.iter_mut().for_each(|line| line.hot = true);
+        self.front.rings.iter_mut().for_each(|ring| ring.hot = true);
         if std::mem::take(&mut self.front.paused) && !self.is_ending {
             self.plan(SEC, Event::Pause);
         }
@@ -498,6 +533,12 @@ impl World {
     ) -> Result<(), String> {
         let (now, mut counted) = (self.now, None);
         let cookie = self.connection(connection).and_then(|of| of.cookie_of(sequence));
+        if let Some(index) = self.ring_of(connection) {
+            counted = self.front.reply_ring(now, index, sequence, result);
+            if Self::is_dead() {
+                return self.die();
+            }
+        }
         let alive = self.lines.iter_mut().filter_map(|line| line.connection.as_deref_mut());
         if let Some(of) = alive.chain(&mut self.dying).find(|of| of.id() == connection) {
             counted = of.reply(now, sequence, result, &mut self.front.pool);
@@ -520,6 +561,9 @@ impl World {
         let fails = export == self.front.troubled && self.scenario.errors > 0;
         if fails && self.prng.per_million(self.scenario.errors) {
             return Ok(Err(IoError::Medium));
+        }
+        if let Some(index) = self.ring_of(bio.id.connection) {
+            return self.execute_ring(index, bio);
         }
         if bio.op != Op::Flush
             && bio.offset + u64::from(bio.len) > self.contents[usize::from(export)].size()
@@ -549,6 +593,7 @@ impl World {
 
     /// All clients have what they asked for: nothing is left of them.
     fn end(&mut self) -> Result<(), String> {
+        self.end_rings()?;
         for index in 0..self.lines.len() {
             self.lines[index].end = None;
             self.close(index);

@@ -25,6 +25,7 @@ impl World {
             self.check_connection(index).map_err(|rule| format!("client {index}: {rule}"))?;
         }
         self.check_incomplete()?;
+        self.check_ring_rest()?;
         if self.scenario.tries { self.try_all() } else { Ok(()) }
     }
 
@@ -93,7 +94,10 @@ impl World {
         }
         let of_export = self.lines.iter().filter(|line| line.export == export);
         let of_export = of_export.filter_map(|line| line.connection.as_deref());
+        let of_rings = self.front.rings.iter().filter(|ring| ring.export == export);
+        let of_rings = of_rings.filter_map(|ring| ring.client.as_ref());
         let held: usize = of_export.map(Connection::held).sum();
+        let held = held + of_rings.map(|client| client.held()).sum::<usize>();
         let first = self.front.memory.first().filter(|(slot, _)| *slot != index as u32);
         let kept = first.map_or(0, |(_, wanted)| wanted.bytes());
         let free = limits.shared().saturating_sub(self.front.pool.taken() + kept);

@@ -42,6 +42,10 @@ pub struct Scenario {
     pub stall: u64,
     /// At rest every connection is tried. That counts as a sign of its client, so stalls are looked for in other worlds.
     pub tries: bool,
+    /// Virtual machines beside the connections.
+    pub rings: u64,
+    /// The process of the server dies now and then.
+    pub deaths: bool,
 }
 
 impl Scenario {
@@ -73,6 +77,8 @@ impl Scenario {
             latency: [100 * US, 2 * MS, 50 * MS, 500 * MS][prng.below(4) as usize],
             stall: [300 * MS, 2 * SEC][prng.below(2) as usize],
             tries: prng.below(3) > 0,
+            rings: 0,
+            deaths: false,
         };
         if prng.below(2) == 0 {
             scenario.exports = prng.between(2, 3) as u16;
@@ -89,6 +95,13 @@ impl Scenario {
             scenario.draw_pieces(&mut more);
         }
         scenario
+    }
+
+    /// Draws machines beside the connections. From a stream of their own, too.
+    pub fn draw_machines(&mut self, prng: &Prng) {
+        let mut more = prng.split("machines");
+        self.rings = more.between(1, 3);
+        self.deaths = self.quiet == 0 && more.below(3) > 0;
     }
 
     /// Draws what has long writes given in pieces, failing ones, and connections that close and move meanwhile.

@@ -23,9 +23,12 @@ impl World {
             for index in 0..self.lines.len() {
                 self.step_client(index)?;
             }
-            let worked = self.receive_all()?;
+            for index in 0..self.front.rings.len() {
+                self.step_ring(index)?;
+            }
+            let worked = self.receive_all()? | self.receive_rings()?;
             self.take_inputs()?;
-            let again = self.send_all()? | self.wake_all();
+            let again = self.publish_rings()? | self.send_all()? | self.wake_all();
             self.check_pool()?;
             let moved = self.progress != before;
             self.idle_turns = if worked && !moved { self.idle_turns + 1 } else { 0 };
@@ -37,6 +40,9 @@ impl World {
                 return Err(format!("{STILL_TURNS} turns wake connections and move nothing"));
             }
             if !worked && !moved && !again {
+                if !self.front.paused && self.arm_rings() {
+                    continue;
+                }
                 self.front.cut_payloads(self.now, &mut self.lines);
                 self.check_pool()?;
                 if self.wake_all() {
@@ -186,8 +192,12 @@ impl World {
 
     /// Bios go to the device; what may be submitted now is checked.
     fn take_inputs(&mut self) -> Result<(), String> {
-        let inputs = std::mem::take(&mut self.front.inputs);
+        let (inputs, deaths) = (std::mem::take(&mut self.front.inputs), self.met.deaths);
         for input in inputs {
+            if self.met.deaths != deaths {
+                // The process that had them is dead.
+                break;
+            }
             let Input::Bio(bio) = input else { continue };
             self.check_bio(&bio)?;
             self.progress += 1;
@@ -247,7 +257,7 @@ impl World {
     /// Moves all connections once none has a request in the shard.
     fn move_connections(&mut self) -> Result<(), String> {
         let rests = |line: &Line| line.connection.as_ref().is_none_or(|it| it.is_at_rest());
-        if !self.front.paused || !self.lines.iter().all(rests) {
+        if !self.front.paused || !self.lines.iter().all(rests) || !self.rings_are_at_rest() {
             return Ok(());
         }
         let (now, size) = (self.now, self.scenario.clients.size);
@@ -258,6 +268,7 @@ impl World {
             line.waits.clear();
         }
         self.front.memory.clear_waiters();
+        self.move_rings()?;
         self.end_pause();
         self.settle()
     }
