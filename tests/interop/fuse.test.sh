@@ -139,6 +139,8 @@ check "programs that have it open are told" refused "$gone" head -c 1 <&6
 exec 6<&-
 check "an export that grows" ctl resize disk 96M
 check "shows its size" has_size "$disk" $((96 << 20))
+check "the file of an export is no image" refused "the image of that export" ctl add "self=file:path=$disk"
+check "and no base of an overlay" refused "the image of that export" ctl add "self=overlay:path=$IMAGES/o.img,base=$disk"
 check "an upgrade is refused with the reason" refused "files of FUSE" ctl upgrade
 frozen() { # a write waits for the thaw
     ctl freeze disk || return 1
@@ -174,6 +176,13 @@ stop_server
 check "the end of the server unmounts" unmounted
 check "and leaves nothing" empty
 
+printf '[[listen]]\nkind = "fuse"\npath = "%s"\n[[export]]\nname = "c"\nmem = { size = "1M" }\n' "$files" >"$DIR/files.toml"
+serve --config "$DIR/files.toml" --control "$CONTROL"
+sed -i "s|^path = .*|path = \"$DIR/other\"|" "$DIR/files.toml"
+check "a reload says that another directory needs a restart" refused "stays until the server is restarted" ctl reload
+check "and takes no file away" has_size "$files/c" $((1 << 20))
+stop_server
+
 echo content >"$files/disk"
 check "a file with content is not covered" no_start disk="file:path=$IMAGES/disk.img" --fuse "$files"
 check "and stays" grep -q content "$files/disk"
@@ -195,6 +204,10 @@ if [ "$(id -u)" = 0 ] && command -v fusermount3 >/dev/null && command -v setpriv
     }
     check "without root it is fusermount3's" as_nobody
     check "and nothing is left" sh -c '[ -z "$(ls -A "$1")" ]' - "$other/files"
+    launch --user nobody d=mem:size=1M --fuse "$other/files" -U "$other/s" --cache-file off
+    check "the user that a server becomes uses its files" setpriv --reuid=nobody --regid="$(id -g nobody)" --clear-groups dd if=/dev/zero of="$other/files/d" conv=notrunc count=1
+    check "and root does not" refused "permission denied" dd if="$other/files/d" of=/dev/null count=1
+    stop_with TERM
     rm -rf "$other"
 else
     skip "files without root" "this is no root with fusermount3 and setpriv"

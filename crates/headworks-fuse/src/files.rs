@@ -26,6 +26,8 @@ pub struct MountedFiles {
     directory: PathBuf,
     /// Name of the mounts in the table of mounts.
     name: String,
+    /// User and group that may use the files.
+    owner: (u32, u32),
     mounted: Vec<(String, Way)>,
 }
 
@@ -41,7 +43,15 @@ impl MountedFiles {
         }
         let left = mount::stale(name, |path| path.parent() == Some(&directory));
         left.iter().for_each(|path| remove_empty(path));
-        Ok(Self { directory, name: name.to_owned(), mounted: Vec::new() })
+        let owner = mount::this_user();
+        Ok(Self { directory, name: name.to_owned(), owner, mounted: Vec::new() })
+    }
+
+    /// Has the files that are mounted from now on be used by this user and group, in place of this process's.
+    #[must_use]
+    pub fn owned_by(mut self, owner: (u32, u32)) -> Self {
+        self.owner = owner;
+        self
     }
 
     /// Mounts a file, which gets this name; returns its device.
@@ -54,7 +64,7 @@ impl MountedFiles {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something is mounted there"));
         }
         let below = empty_file(&path)?;
-        let mounted = mount::mount_file(below.as_fd(), &path, &self.name);
+        let mounted = mount::mount_file(below.as_fd(), &path, &self.name, self.owner);
         let (way, device) = mounted.inspect_err(|_| remove_empty(&path))?;
         self.mounted.push((file.to_owned(), way));
         Ok(device)

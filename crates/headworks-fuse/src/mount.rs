@@ -94,16 +94,17 @@ pub(crate) fn mounts() -> Vec<(PathBuf, String)> {
     String::from_utf8_lossy(&table).lines().filter_map(one).collect()
 }
 
-/// Mounts on a file, which `path` names and `file` has open, for this user alone and in sight of all processes: by mount(2), or by
-/// `fusermount3` where that is not allowed.
+/// Mounts on a file, which `path` names and `file` has open, for one user and group alone and in sight of all processes: by mount(2), or
+/// by `fusermount3` (for this user) where that is not allowed.
 pub(crate) fn mount_file(
     file: BorrowedFd<'_>,
     path: &Path,
     name: &str,
+    owner: (u32, u32),
 ) -> io::Result<(Way, OwnedFd)> {
     // What is open cannot be exchanged for a link.
     let open = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match kernel_mount(Path::new(&open), name, "100000", false) {
+    match kernel_mount(Path::new(&open), name, "100000", owner, false) {
         Ok(device) => Ok((Way::Root, device)),
         Err(root) => match by_fusermount(path, name) {
             Ok(device) => Ok((Way::Fusermount, device)),
@@ -147,15 +148,25 @@ fn unescaped(path: &str) -> String {
 
 fn by_kernel(way: Way, directory: &Path, name: &str) -> io::Result<OwnedFd> {
     // A program of root may give its rights up: others may use root's mount, as they may use root's directories.
-    kernel_mount(directory, name, "40000", way == Way::Root)
+    kernel_mount(directory, name, "40000", this_user(), way == Way::Root)
 }
 
-fn kernel_mount(path: &Path, name: &str, mode: &str, others: bool) -> io::Result<OwnedFd> {
+/// The user and group of this process.
+pub(crate) fn this_user() -> (u32, u32) {
+    // SAFETY: these calls have no preconditions.
+    unsafe { (libc::getuid(), libc::getgid()) }
+}
+
+fn kernel_mount(
+    path: &Path,
+    name: &str,
+    mode: &str,
+    (uid, gid): (u32, u32),
+    others: bool,
+) -> io::Result<OwnedFd> {
     let device = std::fs::OpenOptions::new().read(true).write(true).open(DEVICE);
     let device = device.map_err(|error| io::Error::new(error.kind(), format!("{DEVICE}: {error}")));
     let device = OwnedFd::from(device?);
-    // SAFETY: these calls have no preconditions.
-    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
     let others = if others { ",allow_other" } else { "" };
     let options = format!(
         "fd={},rootmode={mode},user_id={uid},group_id={gid},default_permissions{others}",

@@ -95,9 +95,33 @@ fn open(path: &Path, options: &mut OpenOptions, accepts: Accepts) -> io::Result<
     let no_links = if accepts == Accepts::Own { libc::O_NOFOLLOW } else { 0 };
     let file = options.custom_flags(libc::O_NONBLOCK | no_links).open(path)?;
     // It may have been replaced meanwhile.
-    accepts.check(&file.metadata()?)?;
+    let found = file.metadata()?;
+    accepts.check(&found)?;
+    if accepts == Accepts::Image && is_export(&found) {
+        let message = "it is the file of an export (a mount of FUSE), which a server would have to answer itself: \
+                       use the image of that export, or its NBD URI";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
     wait_again(&file)?;
     Ok(file)
+}
+
+/// The name of mounts that are files of exports, which the process that mounts them gives.
+pub const EXPORT_MOUNT: &str = "headworks-export";
+
+/// Whether a file is on a mount that a server of this kind made of an export. Without the table of mounts it is not.
+fn is_export(found: &Metadata) -> bool {
+    let (major, minor) = (libc::major(found.dev()), libc::minor(found.dev()));
+    // Only file systems without a device have a major number of 0.
+    if major != 0 || !found.file_type().is_file() {
+        return false;
+    }
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let device = format!("{major}:{minor}");
+    String::from_utf8_lossy(&table).lines().any(|line| {
+        let (mount, kind) = line.split_once(" - ").unwrap_or((line, ""));
+        mount.split(' ').nth(2) == Some(&*device) && kind.split(' ').nth(1) == Some(EXPORT_MOUNT)
+    })
 }
 
 impl Accepts {

@@ -131,7 +131,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
     let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
-    let mounts = MountHelper::start(&server_options).map_err(OptionError::Io)?.map(Arc::new);
+    let mounts = MountHelper::start(&server_options, user.as_ref().map(User::ids));
+    let mounts = mounts.map_err(OptionError::Io)?.map(Arc::new);
     let mounts_of_server = || mounts.clone().map(|helper| helper as Arc<dyn Mounts>);
     let is_after_stop = predecessor.is_none() && takeover.is_some();
     let spare = is_after_stop.then(|| state.passed_again()).transpose();

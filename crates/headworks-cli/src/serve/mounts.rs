@@ -33,7 +33,7 @@ pub const COMMAND: &str = "serve-mounts";
 /// Name of the process; 15 characters is the most that the kernel keeps.
 const NAME: &std::ffi::CStr = c"headworks-mount";
 /// Name of the mounts in the table of mounts.
-const MOUNT: &str = "headworks-export";
+const MOUNT: &str = headworks::house::safe_open::EXPORT_MOUNT;
 /// Longest wait for a mount, for which a program may be started, and for the helper's end.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -53,11 +53,15 @@ pub(super) struct MountHelper {
 }
 
 impl MountHelper {
-    /// Starts the helper for the directories of these options; none if there are none.
+    /// Starts the helper for the directories of these options, whose files `owner` (user and group) is to use; none if there are no
+    /// directories.
     ///
     /// # Errors
     /// A sentence why it cannot be started, or why a directory cannot be used.
-    pub fn start(options: &ServerOptions) -> Result<Option<Self>, String> {
+    pub fn start(
+        options: &ServerOptions,
+        owner: Option<(u32, u32)>,
+    ) -> Result<Option<Self>, String> {
         let directory = |address: &headworks_server::Address| match address {
             headworks_server::Address::Directory(path) => Some(path.clone()),
             _ => None,
@@ -72,7 +76,8 @@ impl MountHelper {
         let (socket, end) = PacketSocket::pair().map_err(cannot)?;
         let number = end.as_fd().as_raw_fd();
         let mut helper = Command::new(std::env::current_exe().map_err(cannot)?);
-        helper.arg(COMMAND).arg(number.to_string()).args(&directories);
+        let owner = owner.map_or_else(String::new, |(user, group)| format!("{user}:{group}"));
+        helper.arg(COMMAND).arg(number.to_string()).arg(owner).args(&directories);
         let prepare = move || set_signal_mask(libc::sigfillset).and_then(|()| keep_at_exec(number));
         // SAFETY: between fork and exec only the signal mask and a flag of a descriptor change, by system calls.
         let helper = unsafe { helper.pre_exec(prepare) }.spawn().map_err(cannot)?;
@@ -143,7 +148,8 @@ impl Mounts for MountHelper {
     }
 }
 
-/// Runs the helper process: the arguments are the number of its socket and the directories.
+/// Runs the helper process: the arguments are the number of its socket, the numbers of the user and group of its files (empty: its own),
+/// and the directories.
 pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let number = arguments.next().and_then(|word| word.into_string().ok()).unwrap_or_default();
     let Ok(socket) = PacketSocket::inherit(&number) else {
@@ -155,8 +161,16 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     // SAFETY: the name is terminated and static.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
     close_others(socket.as_fd().as_raw_fd());
+    let owner = arguments.next().and_then(|word| word.into_string().ok()).unwrap_or_default();
+    let owner = owner
+        .split_once(':')
+        .and_then(|(user, group)| Some((user.parse::<u32>().ok()?, group.parse::<u32>().ok()?)));
     let opened = |path: OsString| {
         let opened = MountedFiles::open(Path::new(&path), MOUNT);
+        let opened = opened.map(|files| match owner {
+            Some(owner) => files.owned_by(owner),
+            None => files,
+        });
         opened.map_err(|error| format!("{}: {error}", path.display()))
     };
     let directories: Result<Vec<_>, _> = arguments.map(opened).collect();

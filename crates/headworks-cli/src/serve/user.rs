@@ -104,6 +104,11 @@ impl User {
         self.uid
     }
 
+    /// The numbers of the user and of the group.
+    pub(super) fn ids(&self) -> (libc::uid_t, libc::gid_t) {
+        (self.uid, self.gid)
+    }
+
     /// Checks and prepares the change before anything is opened and any thread started.
     pub(super) fn prepare(&self) -> Result<(), ConfigError> {
         // SAFETY: it cannot fail.

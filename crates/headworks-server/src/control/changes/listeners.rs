@@ -75,6 +75,8 @@ pub(super) fn apply_access(live: &LiveChanges, wanted: &AccessSpec) -> AccessRep
         report.failed.push(why);
         return report;
     }
+    // A directory that cannot take the place of another one before a restart takes none away.
+    let waits = wanted.listeners.iter().any(|spec| needs_start(live, spec));
     let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());
     for entry in live.listeners.entries() {
         if let Some(spec) = &entry.spec {
@@ -85,6 +87,13 @@ pub(super) fn apply_access(live: &LiveChanges, wanted: &AccessSpec) -> AccessRep
             (None, _) => entries.push(entry),
             (Some(_), Some(new)) => {
                 entries.push(change_listener(live, entry, new, &mut acceptors, &mut report));
+            }
+            (Some(spec), None) if waits && matches!(spec.address, Address::Directory(_)) => {
+                report.failed.push(format!(
+                    "listener {} stays until the server is restarted, which opens another directory for it",
+                    entry.name
+                ));
+                entries.push(entry);
             }
             (Some(_), None) => match close_listener(live, &entry) {
                 Ok(()) => report.changed.push(format!("listener {} was removed", entry.name)),
@@ -191,6 +200,12 @@ fn close_listener(live: &LiveChanges, entry: &ListenerEntry) -> Result<(), Strin
     Ok(())
 }
 
+/// Whether a listener is a directory that the helper which mounts does not know, because it was started without it.
+fn needs_start(live: &LiveChanges, spec: &ListenerSpec) -> bool {
+    let known = |path| live.mounts.as_ref().is_some_and(|mounts| mounts.knows(path));
+    matches!(&spec.address, Address::Directory(path) if !known(path))
+}
+
 /// Opens the socket of a new listener beside `others`.
 fn open_listener(
     live: &LiveChanges,
@@ -198,9 +213,7 @@ fn open_listener(
     spec: &ListenerSpec,
     acceptors: &mut Acceptors,
 ) -> Result<(ListenerEntry, Listener), String> {
-    if let Address::Directory(path) = &spec.address
-        && !live.mounts.as_ref().is_some_and(|mounts| mounts.knows(path))
-    {
+    if needs_start(live, spec) {
         return Err(BY_START.to_owned());
     }
     let acceptor = acceptors.get(&spec.tls).map_err(|error| error.to_string())?;
