@@ -119,6 +119,8 @@ check "and says why" fails 1 'is a part of its image with a length of its own' r
 sed -i 's/partition = 1/partition = 2/' "$DIR/parts.toml"
 check "a reload says that another partition needs a restart" says_like 'export first not changed: partition changed; restart the server, or remove and add the export' reload
 check "and serves what it served" size_is first 16777216
+check "diff says what a restart takes over" says_like 'exports/first/partition: 1, configured 2' diff
+check "and save that the configuration has it already" says_like 'export first: partition is configured already; a restart takes it over' save
 stop_server
 
 # What a killed server had acknowledged of a part, and clients that go on with another process.

@@ -192,7 +192,7 @@ fn update(live: &LiveChanges, old: &ServedFile, new: &ExportSpec, reload: &mut R
 }
 
 /// Whether the path now names another file, or none, since a file may have been renamed over the open one.
-fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
+pub(super) fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
     let (Some(image), Some(path)) = (image, new.spec.base.path()) else {
         return false;
     };
