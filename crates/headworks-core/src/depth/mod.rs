@@ -18,17 +18,21 @@
 //! - **Acceptance.** A limit is large enough when [`ENOUGH`] of the throughput of a larger one remains. Doubled limits are kept
 //!   while the throughput grows by [`GAIN`]. Of a gain beside small requests what these lose by it is taken off: shares give them the
 //!   throughput at the gate, and a limit that no request waits for takes it away.
-//! - **Bounds.** A limit is never below two commands, nor below what the device completes in [`QUEUE_NS`]: a queue that short
+//! - **Bounds.** A limit is never below two commands, but for a single one, nor below what the device completes in [`QUEUE_NS`]: a queue that short
 //!   delays no request. A device that answers within [`FAST_NS`] has no limit.
 //! - **Commands are cut** while small synchronous requests are answered among large ones: one command takes a quarter of the
 //!   limit, so a small request waits for a part of a large one. Whole and cut commands have ranges of their own.
+//! - **A single command.** Some devices work on one command at a time. Where two as long as the search found are enough, one is
+//!   tried, and shorter ones, down to [`ENOUGH_SINGLE`] of the throughput: a small request waits for the length of that one.
 //! - **Sorted small commands are not limited.** An elevator sorts what was admitted, and a disk gains more from each doubling of
 //!   that. No search finds it: a drive's cache shows the effect of the order only after it has written all that it held, 40 s
 //!   for 32 MiB of 4 KiB. So the limit is not in use while an elevator sorts for a device that may seek, unless a large request
 //!   came of late: a small one would wait for it.
 //!
-//! Behind an open gate requests wait as they were made. A sample of which more than a quarter is in commands that are longer than the
-//! present ones says nothing of these.
+//! Write-out and requests that merge have the length of commands when they come, and behind an open gate all requests have. While
+//! commands are cut, and in the measurement that these are compared with, they count as pieces; and a sample of which more than a quarter
+//! is in commands from before the length changed says nothing of the present one. Not of a disk with heads: its cache takes commands of
+//! any length, and the medium settles with what came long before.
 //!
 //! A limit that was found for commands of an eighth, and holds less than two of the present ones, is forgotten.
 //!
@@ -37,9 +41,11 @@
 //! The unit of limits is bytes, and [`COMMAND_COST`] for each command. Invariants: `low <= high` in each range; the limit is at
 //! least [`PIECE_MIN`]; a command is never longer than `command_max`; nothing is allocated.
 
+mod heads;
 mod rate;
 
 use crate::time::{Instant, MS, SEC, US};
+use heads::Heads;
 use rate::{Counts, Mean, Sample};
 
 /// Cost of a command beside its bytes. 2 KiB: about what a small command costs the modelled flash disks beyond its bytes.
@@ -50,29 +56,33 @@ const FIRST_LIMIT: u64 = 16 << 20;
 pub(crate) const SMALL_MAX: u32 = 32 << 10;
 /// The shortest command that is made by cutting. 16 KiB: shorter ones cost a SATA disk throughput.
 const PIECE_MIN: u64 = 16 << 10;
-/// Cut commands that a limit takes at once: several, because most devices work on several.
+/// Cut commands that a limit takes at once beside one that begins within it: several, because most devices work on several; or one, or
+/// none.
 const PIECES: u64 = 4;
+const TWO: u64 = 1;
+const SINGLE: u64 = 0;
 /// Part of the throughput that a limit must keep.
 const ENOUGH: f64 = 0.975;
 /// The same while commands are cut, because each command has its own cost.
 const ENOUGH_CUT: f64 = 0.965;
-/// Growth of the throughput that justifies a larger limit.
+/// The same for a single command: what small requests wait for is its length, and each command has its own cost.
+const ENOUGH_SINGLE: f64 = 0.94;
+/// Growth of the throughput that justifies a larger limit, and the same for a single command.
 const GAIN: f64 = 1.02;
+const GAIN_SINGLE: f64 = 1.05;
 /// The smallest step of the search as a part of the limit.
 const STEP_PART: u64 = 6;
 /// The same beside small requests with more than half of the throughput: a little above what they fill none of them waits at the gate,
 /// and shares decide nothing.
 const STEP_PART_SMALL: u64 = 8;
+/// The same for a single command.
+const STEP_PART_SINGLE: u64 = 12;
 /// Loss of throughput that is answered at once.
 const LOSS: f64 = 0.9;
 /// A queue of this duration delays no request.
 const QUEUE_NS: u64 = 95 * US;
 /// A device with this mean latency is never limited.
 const FAST_NS: u64 = 60 * US;
-/// Commands in a second that no head positions for.
-const HEAD_PER_SECOND: u64 = 2000;
-/// Commands that no drive's cache takes at once: 256 MiB of 4 KiB.
-const FAST_COMMANDS: u64 = 1 << 16;
 /// Time without counting after a sample of a fast device.
 const FAST_REST_NS: u64 = 15 * MS;
 /// Growth of the mean command after which a limit is forgotten.
@@ -115,6 +125,15 @@ enum Phase {
     Fewer,
 }
 
+/// The longest command that is made now.
+#[derive(Clone, Copy, Debug)]
+struct Length {
+    longest: u32,
+    since: Instant,
+    /// Bytes of commands from before that in this sample.
+    older: u64,
+}
+
 /// The limits between which the right one is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Range {
@@ -142,9 +161,7 @@ pub struct DepthStats {
 pub(crate) struct DepthControl {
     /// By kind.
     counts: [Counts; 3],
-    /// The longest command that is made now, and the bytes of longer ones in this sample.
-    longest: u32,
-    longer: u64,
+    length: Length,
     /// Requests are cut before they wait.
     early: bool,
     /// Completed commands are counted.
@@ -161,10 +178,7 @@ pub(crate) struct DepthControl {
     skip: bool,
     /// `u64::MAX` for none.
     limit: u64,
-    /// Commands that the device completed at a rate that no head reaches, in a row.
-    fast: u64,
-    /// An elevator sorts for a device that may seek.
-    sorted: bool,
+    heads: Heads,
     /// It sorts small commands alone: the limit is not in use.
     sorting: bool,
     /// When a large request arrived or completed last.
@@ -175,7 +189,7 @@ pub(crate) struct DepthControl {
     cut: bool,
     /// The search is for cut commands.
     cut_next: bool,
-    /// Cut commands that the limit takes at once.
+    /// Cut commands that the limit takes at once, beside one more.
     pieces: u64,
     /// Samples after which an uncertain measurement of the reference begins again.
     reference_samples: u32,
@@ -211,8 +225,7 @@ impl DepthControl {
         assert!(command_max > 0, "a command has a length");
         Self {
             counts: [Counts::default(); 3],
-            longest: command_max,
-            longer: 0,
+            length: Length { longest: command_max, since: Instant(0), older: 0 },
             early: false,
             since: Instant(0),
             measuring: true,
@@ -223,8 +236,7 @@ impl DepthControl {
             settles: Instant(0),
             skip: false,
             limit: FIRST_LIMIT,
-            fast: 0,
-            sorted: false,
+            heads: Heads::default(),
             sorting: false,
             large_at: None,
             ranges: [Range::default(); 2],
@@ -252,7 +264,29 @@ impl DepthControl {
 
     /// Returns the cost that may be admitted; `u64::MAX` without a limit.
     pub fn limit(&self) -> u64 {
-        if self.sorting { self.limit.max(FIRST_LIMIT) } else { self.limit }
+        self.limit_for(self.command_max())
+    }
+
+    /// Returns the cost that may be admitted while commands have at most `command_max` bytes. A single command fills the limit,
+    /// however short it is, unless all have to be shorter than the control asks for: then several are as much.
+    pub fn limit_for(&self, command_max: u32) -> u64 {
+        match self.sorting {
+            true => self.limit.max(FIRST_LIMIT),
+            false if self.is_single() && command_max >= self.command_max() => PIECE_MIN,
+            false => self.limit,
+        }
+    }
+
+    /// Returns true while write-out and requests that merged count as pieces: commands are cut, or what cut ones are compared with is
+    /// measured, and the device is faster than a head.
+    #[inline]
+    pub fn makes_pieces(&self) -> bool {
+        self.heads.outrun && (self.cut || self.cut_next && self.phase == Phase::Reference)
+    }
+
+    /// Returns true while one cut command is in the device at a time.
+    fn is_single(&self) -> bool {
+        self.cut && self.pieces == SINGLE
     }
 
     /// Returns the most bytes of a command.
@@ -260,7 +294,8 @@ impl DepthControl {
         if !self.cut {
             return self.command_max;
         }
-        let part = (self.limit / self.pieces).saturating_sub(COMMAND_COST.into()).max(PIECE_MIN);
+        let part =
+            (self.limit / self.pieces.max(1)).saturating_sub(COMMAND_COST.into()).max(PIECE_MIN);
         part.min(self.command_max.into()) as u32
     }
 
@@ -278,14 +313,22 @@ impl DepthControl {
         counts.commands += 1;
         counts.cost += u64::from(bytes);
         counts.latency_ns += latency_ns;
-        if bytes > self.longest {
-            self.longer += u64::from(bytes);
+        if self.early && bytes > self.length.longest {
+            self.length.older += u64::from(bytes);
+        }
+    }
+
+    /// Counts the bytes of a completed command whose length was chosen when it came: write-out, and requests that merged while they
+    /// waited.
+    pub fn on_made(&mut self, came: Instant, bytes: u32) {
+        if came < self.length.since && !self.early {
+            self.length.older += u64::from(bytes);
         }
     }
 
     /// Returns true once more was completed without a head's time than a drive's cache takes at once.
     pub fn is_fast(&self) -> bool {
-        self.fast >= FAST_COMMANDS
+        self.heads.is_fast()
     }
 
     /// Says that requests are cut before they wait: what waits when the length changes keeps the old one.
@@ -293,9 +336,9 @@ impl DepthControl {
         self.early = true;
     }
 
-    /// Sets whether an elevator sorts for a device that may seek.
-    pub fn set_sorted(&mut self, sorted: bool) {
-        self.sorted = sorted;
+    /// Sets whether the device may seek, and whether an elevator `sorts`.
+    pub fn set_seeks(&mut self, seeks: bool, sorts: bool) {
+        (self.heads.seeks, self.heads.sorted) = (seeks, seeks && sorts);
     }
 
     /// Notes a large request that arrived or completed.
@@ -341,8 +384,7 @@ impl DepthControl {
         };
         let small_cost = small.cost + small.commands * u64::from(COMMAND_COST);
         sample.small_rate = small_cost as f64 * 1e9 / sample.ns as f64;
-        let per_second = counts.commands * SEC / sample.ns;
-        self.fast = if per_second > HEAD_PER_SECOND { self.fast + counts.commands } else { 0 };
+        self.heads.note(&sample, counts.commands);
         let longest = [large, pieces].into_iter().max_by_key(|counts| counts.commands);
         if let Some(longest) = longest.filter(|counts| counts.commands > 0) {
             // Small commands may be many and fast among few large ones that make them wait.
@@ -366,9 +408,11 @@ impl DepthControl {
             // It has no limit; one sample in sixteen milliseconds is enough to see that it became slower.
             (self.measuring, self.since) = (false, now.after(FAST_REST_NS));
         }
-        let old = std::mem::take(&mut self.longer) * 4 > counts.cost && self.early;
+        let old = std::mem::take(&mut self.length.older) * 4 > counts.cost;
         self.act(now, &sample, admitted, command, old);
-        self.longest = self.command_max();
+        if self.length.longest != self.command_max() {
+            self.length = Length { longest: self.command_max(), since: now, older: 0 };
+        }
         assert!(self.limit >= PIECE_MIN, "a device may always have something");
         before != (self.limit(), self.command_max())
     }
@@ -416,7 +460,7 @@ impl DepthControl {
     /// Begins or ends to do without the limit. It stays what it was, and is in use again when a large request comes.
     fn change_sorting(&mut self, now: Instant) {
         let recent = |at: Instant| now.since(at) <= UNUSED_NS;
-        let sorting = self.sorted && !self.large_at.is_some_and(recent);
+        let sorting = self.heads.sorted && !self.large_at.is_some_and(recent);
         if std::mem::replace(&mut self.sorting, sorting) && !sorting {
             self.settles = now.after(self.latency_ns);
             (self.skip, self.bound, self.mean) = (true, false, Mean::default());
@@ -523,9 +567,12 @@ impl DepthControl {
             low if high / 2 > low * 2 => low * 2,
             low => low.midpoint(high),
         };
-        let small = self.cut && 2.0 * self.mean.small_rate() > self.mean.rate();
-        let step = high / if small { STEP_PART_SMALL } else { STEP_PART };
-        if next >= high - step || low > 0 && high - low <= high / 5 {
+        let part = match self.cut {
+            true if self.is_single() => STEP_PART_SINGLE,
+            true if 2.0 * self.mean.small_rate() > self.mean.rate() => STEP_PART_SMALL,
+            _ => STEP_PART,
+        };
+        if next >= high - high / part || low > 0 && high - low <= high / 5 {
             return self.try_fewer(now);
         }
         self.trials += 1;
@@ -540,7 +587,7 @@ impl DepthControl {
         if !self.cut || self.pieces < PIECES || !self.fresh || few < queue.max(PIECE_MIN) {
             return self.end_search(now);
         }
-        self.pieces = 1;
+        self.pieces = TWO;
         self.trials += 1;
         self.enter(now, Phase::Fewer, few);
     }
@@ -551,14 +598,20 @@ impl DepthControl {
         let Some(enough) = self.verdict() else {
             return;
         };
-        let range = &mut self.ranges[1];
-        if enough {
-            *range = Range { low: 0, high: self.limit };
-        } else {
+        if !enough {
             self.pieces = PIECES;
             self.too_small += 1;
+            return self.end_search(now);
         }
-        self.end_search(now);
+        // Then one of them may be enough, and a shorter one; not for a drive's cache, which would be fast until it is full.
+        self.ranges[1] = Range { low: 0, high: self.limit };
+        if self.heads.seeks {
+            return self.end_search(now);
+        }
+        self.pieces = SINGLE;
+        self.trials += 1;
+        self.enter(now, Phase::Search, self.limit);
+        self.skip = true;
     }
 
     /// Returns the smallest limit that is tried. One command is in the device at least, whatever the limit.
@@ -581,6 +634,11 @@ impl DepthControl {
             range.low = self.limit;
             self.too_small += 1;
         }
+        if range.low == range.high {
+            // A single command is less than two.
+            self.pieces = TWO;
+            return self.end_search(now);
+        }
         self.try_next(now, command);
     }
 
@@ -588,7 +646,11 @@ impl DepthControl {
     fn verdict(&self) -> Option<bool> {
         let rate = self.mean.rate();
         if self.mean.is_certain() {
-            let part = if self.cut { ENOUGH_CUT } else { ENOUGH };
+            let part = match self.pieces {
+                _ if !self.cut => ENOUGH,
+                SINGLE => ENOUGH_SINGLE,
+                _ => ENOUGH_CUT,
+            };
             return Some(rate >= part * self.reference);
         }
         let slow = self.mean.is_rough() && rate < 0.85 * self.reference;
@@ -626,7 +688,8 @@ impl DepthControl {
 
     /// Returns whether the throughput of a larger limit is greater by more than chance explains.
     fn has_gained(&self) -> bool {
-        let more = self.fair_rate() / self.cruising.max(1.0) - GAIN;
+        let gain = if self.is_single() { GAIN_SINGLE } else { GAIN };
+        let more = self.fair_rate() / self.cruising.max(1.0) - gain;
         more > 0.0 && more * more > 4.0 * (self.mean.error_squared() + self.cruising_error)
     }
 
@@ -668,8 +731,10 @@ impl DepthControl {
             return;
         }
         let rate = self.fair_rate();
-        self.rest_ns = (self.mean.ns() * TRIAL_PART).clamp(CRUISE_NS, REST_MAX_NS);
-        let gained = self.has_gained();
+        // Half of the trial of a single command is until commands have its length.
+        let part = if self.is_single() { 2 * TRIAL_PART } else { TRIAL_PART };
+        self.rest_ns = (self.mean.ns() * part).clamp(CRUISE_NS, REST_MAX_NS);
+        let (gained, single) = (self.has_gained(), self.is_single());
         let range = &mut self.ranges[usize::from(self.cut)];
         if gained {
             // The device needed more.
@@ -684,6 +749,10 @@ impl DepthControl {
             return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
         }
         self.reference = rate.max(self.cruising);
+        if single && range.low == 0 {
+            // A step down would be judged by this limit, and steps would add up.
+            return self.end_search(now);
+        }
         if range.low > 0 || self.fresh {
             return self.try_next(now, command);
         }

@@ -191,7 +191,7 @@ fn sorted_small_commands_are_not_limited_until_a_large_one_comes() {
     let small = Fluid { command: 4096, demand: MIB, latency_ns: 200_000.0, ..SATA };
     world.run(&small, 5000);
     assert!(world.control.limit() < 2 * MIB, "{} without an elevator", world.control.limit());
-    world.control.set_sorted(true);
+    world.control.set_seeks(true, true);
     world.run(&small, 10);
     let (found, trials) = (world.control.limit, world.control.trials);
     world.run(&small, 5000);
@@ -204,7 +204,7 @@ fn sorted_small_commands_are_not_limited_until_a_large_one_comes() {
     assert!(world.control.limit() < 2 * MIB && world.control.trials > trials);
     world.run(&small, 200);
     assert_eq!(world.control.limit(), FIRST_LIMIT, "no large one for ten seconds");
-    world.control.set_sorted(false);
+    world.control.set_seeks(false, true);
     world.run(&small, 10);
     assert!(world.control.limit() < 2 * MIB, "{} without seeks", world.control.limit());
 }
@@ -263,7 +263,7 @@ fn sample_of_commands_from_before_the_cut_says_nothing() {
         if early {
             control.set_early();
         }
-        (control.phase, control.cut, control.longest) = (Phase::Reference, true, 64 << 10);
+        (control.phase, control.cut, control.length.longest) = (Phase::Reference, true, 64 << 10);
         control.seen[0] = Some(Instant(MS));
         let mut sample = |len: u32, at: u64| {
             (0..100).for_each(|_| control.on_complete(CommandClass::Piece, len, 2 * MS));
@@ -272,5 +272,88 @@ fn sample_of_commands_from_before_the_cut_says_nothing() {
         };
         assert_eq!(sample(1 << 20, 20) > 0, !early);
         assert!(sample(64 << 10, 40) > 0, "pieces of the present length count");
+    }
+}
+
+/// Cut commands of 1 MiB writes and a small one each half millisecond, on a device that works on one command at a time and takes
+/// 20 us for each beside its bytes.
+fn run_serial(control: &mut DepthControl, from_ms: u64, ms: u64) {
+    let (mut at, mut small_at) = (Instant(from_ms * MS), 0);
+    while at < Instant(ms * MS) {
+        let len = control.command_max().min(1 << 20);
+        let cost = u64::from(len + COMMAND_COST);
+        // As many as begin within the limit, and no more than clients ask for.
+        let in_device = control.limit().div_ceil(cost).min(128);
+        let ns = 20 * US + u64::from(len) * 10 / 7;
+        at = at.after(ns);
+        let kind = if len < 1 << 20 { CommandClass::Piece } else { CommandClass::Large };
+        control.on_complete(kind, len, in_device * ns);
+        if at.0 / (MS / 2) > small_at {
+            small_at = at.0 / (MS / 2);
+            at = at.after(25 * US);
+            control.on_complete(CommandClass::Small, 4096, in_device * ns);
+        }
+        if control.is_due(at) {
+            control.end_sample(at, in_device * cost, true);
+        }
+    }
+}
+
+#[test]
+fn single_command_is_enough_for_a_device_that_works_on_one() {
+    let mut control = DepthControl::new(1280 << 10);
+    run_serial(&mut control, 0, 3000);
+    let len = control.command_max();
+    assert_eq!(control.limit(), PIECE_MIN, "one command of {len} bytes fills it");
+    assert!((100 << 10..300 << 10).contains(&len), "{len}");
+    // Commands that a latency target makes shorter are several in the device.
+    assert!(control.limit_for(32 << 10) > u64::from(len));
+    assert_eq!(control.limit_for(len), PIECE_MIN);
+    let rate = f64::from(len) * 1e9 / (20e3 + f64::from(len) / 0.7);
+    assert!(rate > 0.9 * 700e6, "{rate}");
+}
+
+/// Write-out that waited while commands became longer is as short as before.
+#[test]
+fn sample_of_commands_made_before_the_length_changed_says_nothing() {
+    let mut control = DepthControl::new(1280 << 10);
+    (control.phase, control.cut) = (Phase::Reference, true);
+    (control.length.longest, control.length.since) = (control.command_max(), Instant(10 * MS));
+    control.seen[0] = Some(Instant(MS));
+    let mut sample = |came: u64, at: u64| {
+        for _ in 0..100 {
+            control.on_complete(CommandClass::Piece, 128 << 10, 2 * MS);
+            control.on_made(Instant(came * MS), 128 << 10);
+        }
+        control.end_sample(Instant(at * MS), 0, true);
+        control.mean.samples()
+    };
+    assert_eq!(sample(9, 20), 0);
+    assert!(sample(11, 40) > 0, "commands of the present length count");
+}
+
+/// A command costs something beside its bytes only if it is no piece: the two sides of a comparison have to count alike.
+#[test]
+fn cut_commands_are_compared_with_what_is_counted_like_them() {
+    let mut control = DepthControl::new(1280 << 10);
+    let mut makes_pieces = |phase, cut_next, cut| {
+        (control.phase, control.cut_next, control.cut) = (phase, cut_next, cut);
+        control.heads.outrun = false;
+        assert!(!control.makes_pieces(), "a disk's cache takes any length");
+        control.heads.outrun = true;
+        control.makes_pieces()
+    };
+    assert!(makes_pieces(Phase::Reference, true, false) && makes_pieces(Phase::Search, true, true));
+    assert!(!makes_pieces(Phase::Reference, false, false));
+    assert!(!makes_pieces(Phase::Cruise, true, false));
+}
+
+#[test]
+fn device_is_faster_than_a_head_by_bytes_or_by_commands() {
+    for (len, ms, outrun) in [(1 << 20, 40, false), (1 << 20, 15, true), (4096, 3, true)] {
+        let mut control = DepthControl::new(1280 << 10);
+        (0..8).for_each(|_| control.on_complete(CommandClass::Large, len, MS));
+        control.end_sample(Instant(ms * MS), 0, true);
+        assert_eq!(control.heads.outrun, outrun, "8 commands of {len} bytes in {ms} ms");
     }
 }

@@ -17,6 +17,19 @@ use crate::time::Instant;
 /// The shortest command that a latency target asks for: shorter ones cost throughput and bring the target no nearer.
 const COMMAND_MIN: u32 = 32 << 10;
 
+/// Returns how a command is counted. While commands are cut, write-out and requests that merged are as long as commands may be: pieces, with
+/// `made`. Where none is cut their length says nothing of the control.
+fn class_of(request: &Request, made: bool) -> CommandClass {
+    let small = request.len <= SMALL_MAX;
+    // Small requests that merged are a stream, which nothing delays.
+    let alone = request.bios.count == 1 && request.is_sync();
+    match request.parent {
+        NIL if small && alone => CommandClass::Small,
+        NIL if small || alone || !made => CommandClass::Large,
+        _ => CommandClass::Piece,
+    }
+}
+
 impl Queue {
     /// Begins anew with the limits of the options.
     pub(super) fn set_depth(&mut self) {
@@ -41,17 +54,13 @@ impl Queue {
         if let Some(depth) = &mut self.depth
             && depth.is_measuring()
         {
-            let kind = match request.parent {
-                // Small requests that merged are a stream, which nothing delays.
-                NIL if request.len <= SMALL_MAX && request.bios.count == 1 && request.is_sync() => {
-                    CommandClass::Small
-                }
-                NIL => CommandClass::Large,
-                _ => CommandClass::Piece,
-            };
+            let kind = class_of(request, depth.makes_pieces());
             depth.on_complete(kind, request.len, now.since(request.sent));
             if request.len > SMALL_MAX {
                 depth.on_large(now);
+            }
+            if kind == CommandClass::Piece && request.parent == NIL {
+                depth.on_made(request.stamps[0], request.len);
             }
         }
     }
@@ -77,7 +86,7 @@ impl Queue {
             return;
         }
         let seeks = self.options.rotational || self.gate.may_seek() && !depth.is_fast();
-        depth.set_sorted(self.options.scheduler == Scheduler::MqDeadline && seeks);
+        depth.set_seeks(seeks, self.options.scheduler == Scheduler::MqDeadline);
         let (admitted, bound) = match self.gate.is_open() {
             true => self.waiting.take_device_load(),
             false => (self.gate.admitted(), self.gate.take_bound()),
@@ -108,7 +117,8 @@ impl Queue {
         let whole = command_max == self.limits.max_bytes;
         match &self.depth {
             Some(depth) if !self.gate.is_open() => {
-                self.gate.set_limit(depth.limit(), COMMAND_COST, command_max, whole);
+                let limit = depth.limit_for(command_max);
+                self.gate.set_limit(limit, COMMAND_COST, command_max, whole);
             }
             _ => self.gate.set_command_max(command_max, whole),
         }
@@ -117,5 +127,32 @@ impl Queue {
             self.waiting.limit_device(limit, COMMAND_COST);
         }
         assert!(self.command_limits.max_bytes > 0, "a command has a length");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bio::Op;
+    use crate::request::BioChain;
+
+    #[test]
+    fn merged_requests_and_write_out_are_pieces_only_while_commands_are_cut() {
+        let bios = |count| BioChain { count, ..BioChain::EMPTY };
+        let read = Request { op: Op::Read, len: 128 << 10, bios: bios(1), ..Request::default() };
+        let merged = Request { bios: bios(2), ..read.clone() };
+        let write_out = Request { op: Op::Write, ..read.clone() };
+        let small = Request { len: SMALL_MAX, ..read.clone() };
+        let piece = Request { parent: 1, ..read.clone() };
+        let stream = Request { len: SMALL_MAX, ..merged.clone() };
+        assert!(!write_out.is_sync() && read.is_sync());
+        for cut in [false, true] {
+            let made = if cut { CommandClass::Piece } else { CommandClass::Large };
+            assert_eq!([&merged, &write_out].map(|request| class_of(request, cut)), [made; 2]);
+            let others = [&small, &read, &stream, &piece].map(|request| class_of(request, cut));
+            let [small, large, piece] =
+                [CommandClass::Small, CommandClass::Large, CommandClass::Piece];
+            assert_eq!(others, [small, large, large, piece]);
+        }
     }
 }
