@@ -42,10 +42,12 @@
 //! least [`PIECE_MIN`]; a command is never longer than `command_max`; nothing is allocated.
 
 mod heads;
+mod notes;
 mod rate;
 
 use crate::time::{Instant, MS, SEC, US};
 use heads::Heads;
+use notes::{Bound, Cruise, Cuts, Tried};
 use rate::{Counts, Mean, Sample};
 
 /// Cost of a command beside its bytes. 2 KiB: about what a small command costs the modelled flash disks beyond its bytes.
@@ -162,8 +164,6 @@ pub(crate) struct DepthControl {
     /// By kind.
     counts: [Counts; 3],
     length: Length,
-    /// Requests are cut before they wait.
-    early: bool,
     /// Completed commands are counted.
     measuring: bool,
     /// Mean cost of a command in the last sample, and in the one after which the limit was set.
@@ -185,38 +185,19 @@ pub(crate) struct DepthControl {
     large_at: Option<Instant>,
     /// For whole commands and for cut ones.
     ranges: [Range; 2],
-    /// Large commands are cut.
-    cut: bool,
-    /// The search is for cut commands.
-    cut_next: bool,
-    /// Cut commands that the limit takes at once, beside one more.
-    pieces: u64,
+    cuts: Cuts,
     /// Samples after which an uncertain measurement of the reference begins again.
     reference_samples: u32,
     /// The limits that the last searches ended with, for whole commands and for cut ones; 0 for none.
     settled: [u64; 2],
-    /// Square of the relative error of `cruising`.
-    cruising_error: f64,
-    /// Throughput of a limit that is large enough.
-    reference: f64,
-    /// Throughput of the limit in use, and that of small requests alone.
-    cruising: f64,
-    cruising_small: f64,
-    next_trial: Instant,
-    rest_ns: u64,
+    cruise: Cruise,
     /// When small and large requests completed last.
     seen: [Option<Instant>; 2],
-    /// When requests waited for the limit last.
-    bound_at: Instant,
-    /// Requests waited for the limit during this measurement.
-    bound: bool,
+    bound: Bound,
     /// Mean latency of the last sample.
     latency_ns: u64,
     command_max: u32,
-    /// The search is the first one of its range.
-    fresh: bool,
-    trials: u64,
-    too_small: u64,
+    tried: Tried,
 }
 
 impl DepthControl {
@@ -226,7 +207,6 @@ impl DepthControl {
         Self {
             counts: [Counts::default(); 3],
             length: Length { longest: command_max, since: Instant(0), older: 0 },
-            early: false,
             since: Instant(0),
             measuring: true,
             command: 0,
@@ -240,25 +220,15 @@ impl DepthControl {
             sorting: false,
             large_at: None,
             ranges: [Range::default(); 2],
-            cut: false,
-            cut_next: false,
-            pieces: PIECES,
+            cuts: Cuts { now: false, next: false, early: false, pieces: PIECES },
             reference_samples: REFERENCE_SAMPLES,
             settled: [0; 2],
-            cruising_error: 0.0,
-            reference: 0.0,
-            cruising: 0.0,
-            cruising_small: 0.0,
-            next_trial: Instant(0),
-            rest_ns: CRUISE_NS,
+            cruise: Cruise { rest_ns: CRUISE_NS, ..Cruise::default() },
             seen: [None; 2],
-            bound_at: Instant(0),
-            bound: false,
+            bound: Bound::default(),
             latency_ns: 0,
             command_max,
-            fresh: false,
-            trials: 0,
-            too_small: 0,
+            tried: Tried::default(),
         }
     }
 
@@ -281,28 +251,29 @@ impl DepthControl {
     /// measured, and the device is faster than a head.
     #[inline]
     pub fn makes_pieces(&self) -> bool {
-        self.heads.outrun && (self.cut || self.cut_next && self.phase == Phase::Reference)
+        self.heads.outrun && (self.cuts.now || self.cuts.next && self.phase == Phase::Reference)
     }
 
     /// Returns true while one cut command is in the device at a time.
     fn is_single(&self) -> bool {
-        self.cut && self.pieces == SINGLE
+        self.cuts.now && self.cuts.pieces == SINGLE
     }
 
     /// Returns the most bytes of a command.
     pub fn command_max(&self) -> u32 {
-        if !self.cut {
+        if !self.cuts.now {
             return self.command_max;
         }
-        let part =
-            (self.limit / self.pieces.max(1)).saturating_sub(COMMAND_COST.into()).max(PIECE_MIN);
+        let part = (self.limit / self.cuts.pieces.max(1))
+            .saturating_sub(COMMAND_COST.into())
+            .max(PIECE_MIN);
         part.min(self.command_max.into()) as u32
     }
 
     /// Returns the values in use.
     pub fn stats(&self) -> DepthStats {
         let limit = if self.limit == u64::MAX { 0 } else { self.limit() };
-        let (trials, too_small) = (self.trials, self.too_small);
+        let (trials, too_small) = (self.tried.trials, self.tried.too_small);
         DepthStats { limit, command_max: self.command_max(), trials, too_small }
     }
 
@@ -313,7 +284,7 @@ impl DepthControl {
         counts.commands += 1;
         counts.cost += u64::from(bytes);
         counts.latency_ns += latency_ns;
-        if self.early && bytes > self.length.longest {
+        if self.cuts.early && bytes > self.length.longest {
             self.length.older += u64::from(bytes);
         }
     }
@@ -321,7 +292,7 @@ impl DepthControl {
     /// Counts the bytes of a completed command whose length was chosen when it came: write-out, and requests that merged while they
     /// waited.
     pub fn on_made(&mut self, came: Instant, bytes: u32) {
-        if came < self.length.since && !self.early {
+        if came < self.length.since && !self.cuts.early {
             self.length.older += u64::from(bytes);
         }
     }
@@ -333,7 +304,7 @@ impl DepthControl {
 
     /// Says that requests are cut before they wait: what waits when the length changes keeps the old one.
     pub fn set_early(&mut self) {
-        self.early = true;
+        self.cuts.early = true;
     }
 
     /// Sets whether the device may seek, and whether an elevator `sorts`.
@@ -367,7 +338,7 @@ impl DepthControl {
     /// Ends a sample if it has enough commands, and acts on it. `admitted` is the cost of what is admitted now; `bound` says
     /// whether a request waited for the limit since the last call. Returns true if the limit or the longest command changed.
     pub fn end_sample(&mut self, now: Instant, admitted: u64, bound: bool) -> bool {
-        self.bound |= bound;
+        self.bound.now |= bound;
         if !self.measuring {
             self.resume(now);
             return false;
@@ -396,8 +367,8 @@ impl DepthControl {
         if large.commands + pieces.commands > 0 {
             self.seen[1] = Some(now);
         }
-        if self.bound {
-            self.bound_at = now;
+        if self.bound.now {
+            self.bound.at = now;
         }
         self.counts = [Counts::default(); 3];
         self.since = now;
@@ -438,7 +409,7 @@ impl DepthControl {
         }
         if self.skip {
             self.skip = false;
-            self.bound = false;
+            self.bound.now = false;
             return;
         }
         match self.phase {
@@ -463,29 +434,29 @@ impl DepthControl {
         let sorting = self.heads.sorted && !self.large_at.is_some_and(recent);
         if std::mem::replace(&mut self.sorting, sorting) && !sorting {
             self.settles = now.after(self.latency_ns);
-            (self.skip, self.bound, self.mean) = (true, false, Mean::default());
+            (self.skip, self.bound.now, self.mean) = (true, false, Mean::default());
         }
     }
 
     /// Begins or ends cutting, with the limit known for it; returns whether it did.
     fn change_cut(&mut self, now: Instant) -> bool {
         let mixed = self.is_mixed(now);
-        if self.cut && !mixed {
-            self.cut = false;
+        if self.cuts.now && !mixed {
+            self.cuts.now = false;
             let high = self.settled[0];
             let phase = if high == 0 { Phase::Watch } else { Phase::Cruise };
             self.enter(now, phase, if high == 0 { FIRST_LIMIT } else { high });
             return true;
         }
-        if self.cut || !mixed {
+        if self.cuts.now || !mixed {
             return false;
         }
         let known = self.settled[1];
         if known > 0 {
-            self.cut = true;
+            self.cuts.now = true;
             self.enter(now, Phase::Cruise, known);
         } else if self.phase == Phase::Cruise && self.latency_ns > 2 * QUEUE_NS {
-            (self.cut_next, self.reference_samples) = (true, REFERENCE_SAMPLES);
+            (self.cuts.next, self.reference_samples) = (true, REFERENCE_SAMPLES);
             self.enter(now, Phase::Reference, self.limit);
         }
         known > 0
@@ -493,13 +464,13 @@ impl DepthControl {
 
     /// Returns whether the limit was found for much smaller commands and holds less than two of the present ones.
     fn outgrows(&self, command: u64) -> bool {
-        !self.cut && self.limit < 2 * command && command > OUTGROWN * self.limit_command
+        !self.cuts.now && self.limit < 2 * command && command > OUTGROWN * self.limit_command
     }
 
     /// Forgets what was found for another load.
     fn begin_anew(&mut self, now: Instant) {
         (self.ranges, self.settled) = ([Range::default(); 2], [0; 2]);
-        self.next_trial = now;
+        self.cruise.next_trial = now;
         self.enter(now, Phase::Watch, FIRST_LIMIT);
     }
 
@@ -513,7 +484,7 @@ impl DepthControl {
         }
         (self.phase, self.limit) = (phase, limit);
         self.mean = Mean::default();
-        self.bound = false;
+        self.bound.now = false;
     }
 
     /// Looks for a queue in the device that is longer than it needs.
@@ -522,8 +493,8 @@ impl DepthControl {
             self.limit = u64::MAX;
         }
         let stands = sample.latency_ns > 2 * QUEUE_NS && sample.in_flight > 1.5;
-        if stands && now >= self.next_trial {
-            (self.cut_next, self.reference_samples) = (self.is_mixed(now), REFERENCE_SAMPLES);
+        if stands && now >= self.cruise.next_trial {
+            (self.cuts.next, self.reference_samples) = (self.is_mixed(now), REFERENCE_SAMPLES);
             self.enter(now, Phase::Reference, self.limit);
         }
     }
@@ -533,7 +504,7 @@ impl DepthControl {
         self.mean.add(sample);
         if !self.mean.is_certain() {
             if self.mean.ns() > MEASURE_NS {
-                self.rest_ns = (self.rest_ns * 2).min(REST_MAX_NS);
+                self.cruise.rest_ns = (self.cruise.rest_ns * 2).min(REST_MAX_NS);
                 return self.give_up(now);
             }
             if self.mean.samples() >= self.reference_samples {
@@ -543,15 +514,15 @@ impl DepthControl {
             }
             return;
         }
-        self.reference = self.mean.rate();
+        self.cruise.reference = self.mean.rate();
         self.note_cruising();
-        let in_flight = (self.reference * sample.latency_ns as f64 / 1e9) as u64;
-        let high = if self.bound { self.limit } else { in_flight.min(self.limit) };
-        self.cut = self.cut_next;
-        self.ranges[usize::from(self.cut)] = Range { low: 0, high: high.max(PIECE_MIN) };
-        (self.fresh, self.pieces) = (true, PIECES);
-        if self.bound && !self.cut {
-            self.trials += 1;
+        let in_flight = (self.cruise.reference * sample.latency_ns as f64 / 1e9) as u64;
+        let high = if self.bound.now { self.limit } else { in_flight.min(self.limit) };
+        self.cuts.now = self.cuts.next;
+        self.ranges[usize::from(self.cuts.now)] = Range { low: 0, high: high.max(PIECE_MIN) };
+        (self.tried.fresh, self.cuts.pieces) = (true, PIECES);
+        if self.bound.now && !self.cuts.now {
+            self.tried.trials += 1;
             return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
         }
         self.try_next(now, command);
@@ -559,15 +530,15 @@ impl DepthControl {
 
     /// Tries the next limit of the search, or ends it.
     fn try_next(&mut self, now: Instant, command: u64) {
-        let Range { low, high } = self.ranges[usize::from(self.cut)];
+        let Range { low, high } = self.ranges[usize::from(self.cuts.now)];
         let floor = self.floor(command);
         let next = match low {
-            0 if self.fresh => (high / 16).max(floor),
+            0 if self.tried.fresh => (high / 16).max(floor),
             0 => (high / 4).max(floor),
             low if high / 2 > low * 2 => low * 2,
             low => low.midpoint(high),
         };
-        let part = match self.cut {
+        let part = match self.cuts.now {
             true if self.is_single() => STEP_PART_SINGLE,
             true if 2.0 * self.mean.small_rate() > self.mean.rate() => STEP_PART_SMALL,
             _ => STEP_PART,
@@ -575,20 +546,24 @@ impl DepthControl {
         if next >= high - high / part || low > 0 && high - low <= high / 5 {
             return self.try_fewer(now);
         }
-        self.trials += 1;
+        self.tried.trials += 1;
         self.enter(now, Phase::Search, next);
     }
 
     /// Tries fewer commands of the length that the search found: some devices work on one at a time.
     fn try_fewer(&mut self, now: Instant) {
         let Range { high, .. } = self.ranges[1];
-        let queue = (self.reference * QUEUE_NS as f64 / 1e9) as u64;
+        let queue = (self.cruise.reference * QUEUE_NS as f64 / 1e9) as u64;
         let few = high / 4;
-        if !self.cut || self.pieces < PIECES || !self.fresh || few < queue.max(PIECE_MIN) {
+        if !self.cuts.now
+            || self.cuts.pieces < PIECES
+            || !self.tried.fresh
+            || few < queue.max(PIECE_MIN)
+        {
             return self.end_search(now);
         }
-        self.pieces = TWO;
-        self.trials += 1;
+        self.cuts.pieces = TWO;
+        self.tried.trials += 1;
         self.enter(now, Phase::Fewer, few);
     }
 
@@ -599,8 +574,8 @@ impl DepthControl {
             return;
         };
         if !enough {
-            self.pieces = PIECES;
-            self.too_small += 1;
+            self.cuts.pieces = PIECES;
+            self.tried.too_small += 1;
             return self.end_search(now);
         }
         // Then one of them may be enough, and a shorter one; not for a drive's cache, which would be fast until it is full.
@@ -608,16 +583,16 @@ impl DepthControl {
         if self.heads.seeks {
             return self.end_search(now);
         }
-        self.pieces = SINGLE;
-        self.trials += 1;
+        self.cuts.pieces = SINGLE;
+        self.tried.trials += 1;
         self.enter(now, Phase::Search, self.limit);
         self.skip = true;
     }
 
     /// Returns the smallest limit that is tried. One command is in the device at least, whatever the limit.
     fn floor(&self, command: u64) -> u64 {
-        let queue = (self.reference * QUEUE_NS as f64 / 1e9) as u64;
-        let command = if self.cut { PIECE_MIN } else { command / 2 };
+        let queue = (self.cruise.reference * QUEUE_NS as f64 / 1e9) as u64;
+        let command = if self.cuts.now { PIECE_MIN } else { command / 2 };
         queue.max(command).max(PIECE_MIN)
     }
 
@@ -627,16 +602,16 @@ impl DepthControl {
         let Some(enough) = self.verdict() else {
             return;
         };
-        let range = &mut self.ranges[usize::from(self.cut)];
+        let range = &mut self.ranges[usize::from(self.cuts.now)];
         if enough {
             range.high = self.limit;
         } else {
             range.low = self.limit;
-            self.too_small += 1;
+            self.tried.too_small += 1;
         }
         if range.low == range.high {
             // A single command is less than two.
-            self.pieces = TWO;
+            self.cuts.pieces = TWO;
             return self.end_search(now);
         }
         self.try_next(now, command);
@@ -646,81 +621,81 @@ impl DepthControl {
     fn verdict(&self) -> Option<bool> {
         let rate = self.mean.rate();
         if self.mean.is_certain() {
-            let part = match self.pieces {
-                _ if !self.cut => ENOUGH,
+            let part = match self.cuts.pieces {
+                _ if !self.cuts.now => ENOUGH,
                 SINGLE => ENOUGH_SINGLE,
                 _ => ENOUGH_CUT,
             };
-            return Some(rate >= part * self.reference);
+            return Some(rate >= part * self.cruise.reference);
         }
-        let slow = self.mean.is_rough() && rate < 0.85 * self.reference;
+        let slow = self.mean.is_rough() && rate < 0.85 * self.cruise.reference;
         (slow || self.mean.ns() > MEASURE_NS).then_some(false)
     }
 
     /// Uses the limit that the search found.
     fn end_search(&mut self, now: Instant) {
-        let Range { high, .. } = self.ranges[usize::from(self.cut)];
-        self.settled[usize::from(self.cut)] = high;
-        self.fresh = false;
-        self.next_trial = now.after(self.rest_ns);
+        let Range { high, .. } = self.ranges[usize::from(self.cuts.now)];
+        self.settled[usize::from(self.cuts.now)] = high;
+        self.tried.fresh = false;
+        self.cruise.next_trial = now.after(self.cruise.rest_ns);
         self.enter(now, Phase::Cruise, high);
     }
 
     /// Ends the trials of a device whose throughput does not tell which limit is enough: no request waits for this one.
     fn give_up(&mut self, now: Instant) {
         (self.ranges, self.settled) = ([Range::default(); 2], [0; 2]);
-        (self.cut, self.fresh) = (false, false);
-        self.next_trial = now.after(self.rest_ns);
+        (self.cuts.now, self.tried.fresh) = (false, false);
+        self.cruise.next_trial = now.after(self.cruise.rest_ns);
         self.enter(now, Phase::Watch, self.limit.max(FIRST_LIMIT));
     }
 
     /// Notes the throughput of the limit in use.
     fn note_cruising(&mut self) {
-        (self.cruising, self.cruising_small) = (self.mean.rate(), self.mean.small_rate());
-        self.cruising_error = self.mean.error_squared();
+        (self.cruise.rate, self.cruise.small) = (self.mean.rate(), self.mean.small_rate());
+        self.cruise.error = self.mean.error_squared();
     }
 
     /// Returns the throughput of a larger limit, less what small requests lose by it while large ones are cut.
     fn fair_rate(&self) -> f64 {
-        let lost = (self.cruising_small - self.mean.small_rate()).max(0.0);
-        self.mean.rate() - if self.cut { lost } else { 0.0 }
+        let lost = (self.cruise.small - self.mean.small_rate()).max(0.0);
+        self.mean.rate() - if self.cuts.now { lost } else { 0.0 }
     }
 
     /// Returns whether the throughput of a larger limit is greater by more than chance explains.
     fn has_gained(&self) -> bool {
         let gain = if self.is_single() { GAIN_SINGLE } else { GAIN };
-        let more = self.fair_rate() / self.cruising.max(1.0) - gain;
-        more > 0.0 && more * more > 4.0 * (self.mean.error_squared() + self.cruising_error)
+        let more = self.fair_rate() / self.cruise.rate.max(1.0) - gain;
+        more > 0.0 && more * more > 4.0 * (self.mean.error_squared() + self.cruise.error)
     }
 
     /// Watches the throughput of the limit in use.
     fn cruise(&mut self, now: Instant, sample: &Sample) {
-        if now.since(self.bound_at) > UNUSED_NS {
+        if now.since(self.bound.at) > UNUSED_NS {
             (self.ranges, self.settled) = ([Range::default(); 2], [0; 2]);
-            self.cut = false;
+            self.cuts.now = false;
             return self.enter(now, Phase::Watch, FIRST_LIMIT);
         }
-        if !self.bound {
+        if !self.bound.now {
             self.mean = Mean::default();
             return;
         }
         self.mean.add(sample);
-        let due = now >= self.next_trial;
+        let due = now >= self.cruise.next_trial;
         if !self.mean.is_certain() {
-            let slow = self.mean.is_rough() && self.mean.rate() < LOSS * self.reference;
+            let slow = self.mean.is_rough() && self.mean.rate() < LOSS * self.cruise.reference;
             if !slow && self.mean.ns() <= MEASURE_NS {
                 return;
             }
         }
         self.note_cruising();
-        if due || self.cruising < LOSS * self.reference {
-            let range = &mut self.ranges[usize::from(self.cut)];
+        if due || self.cruise.rate < LOSS * self.cruise.reference {
+            let range = &mut self.ranges[usize::from(self.cuts.now)];
             *range = Range { low: 0, high: self.limit };
-            self.trials += 1;
+            self.tried.trials += 1;
             return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
         }
         self.mean = Mean::default();
-        self.bound = false;
+        self.bound.now = false;
     }
 
     /// Judges a larger limit.
@@ -733,27 +708,27 @@ impl DepthControl {
         let rate = self.fair_rate();
         // Half of the trial of a single command is until commands have its length.
         let part = if self.is_single() { 2 * TRIAL_PART } else { TRIAL_PART };
-        self.rest_ns = (self.mean.ns() * part).clamp(CRUISE_NS, REST_MAX_NS);
+        self.cruise.rest_ns = (self.mean.ns() * part).clamp(CRUISE_NS, REST_MAX_NS);
         let (gained, single) = (self.has_gained(), self.is_single());
-        let range = &mut self.ranges[usize::from(self.cut)];
+        let range = &mut self.ranges[usize::from(self.cuts.now)];
         if gained {
             // The device needed more.
             *range = Range { low: range.high, high: self.limit };
             self.note_cruising();
-            self.reference = self.cruising;
-            if !self.bound {
+            self.cruise.reference = self.cruise.rate;
+            if !self.bound.now {
                 // It has all that was asked for: the limit does not matter any more.
                 return self.give_up(now);
             }
-            self.trials += 1;
+            self.tried.trials += 1;
             return self.enter(now, Phase::Up, self.limit.saturating_mul(2));
         }
-        self.reference = rate.max(self.cruising);
+        self.cruise.reference = rate.max(self.cruise.rate);
         if single && range.low == 0 {
             // A step down would be judged by this limit, and steps would add up.
             return self.end_search(now);
         }
-        if range.low > 0 || self.fresh {
+        if range.low > 0 || self.tried.fresh {
             return self.try_next(now, command);
         }
         let (high, floor) = (range.high, self.floor(command));
@@ -763,7 +738,7 @@ impl DepthControl {
         if less >= high {
             return self.end_search(now);
         }
-        self.trials += 1;
+        self.tried.trials += 1;
         self.enter(now, Phase::Down, less);
     }
 
@@ -773,8 +748,8 @@ impl DepthControl {
         let Some(enough) = self.verdict() else {
             return;
         };
-        self.too_small += u64::from(!enough);
-        let range = &mut self.ranges[usize::from(self.cut)];
+        self.tried.too_small += u64::from(!enough);
+        let range = &mut self.ranges[usize::from(self.cuts.now)];
         if enough {
             range.high = self.limit;
         }

@@ -143,7 +143,7 @@ fn noisy_device_keeps_its_depth() {
     let rate = world.run(&slow, 60_000);
     let mut free = World::new();
     free.control.limit = u64::MAX;
-    free.control.next_trial = Instant(u64::MAX);
+    free.control.cruise.next_trial = Instant(u64::MAX);
     let most = free.run(&slow, 60_000);
     assert!(rate > 0.95 * most, "{rate} of {most}");
 }
@@ -193,15 +193,19 @@ fn sorted_small_commands_are_not_limited_until_a_large_one_comes() {
     assert!(world.control.limit() < 2 * MIB, "{} without an elevator", world.control.limit());
     world.control.set_seeks(true, true);
     world.run(&small, 10);
-    let (found, trials) = (world.control.limit, world.control.trials);
+    let (found, trials) = (world.control.limit, world.control.tried.trials);
     world.run(&small, 5000);
     assert_eq!(world.control.limit(), FIRST_LIMIT);
-    assert_eq!((world.control.limit, world.control.trials), (found, trials), "nothing is tried");
+    assert_eq!(
+        (world.control.limit, world.control.tried.trials),
+        (found, trials),
+        "nothing is tried"
+    );
     world.control.on_large(world.now);
     world.run(&small, 10);
     assert!(world.control.limit() < 2 * MIB, "{} beside a large one", world.control.limit());
     world.run(&small, 9900);
-    assert!(world.control.limit() < 2 * MIB && world.control.trials > trials);
+    assert!(world.control.limit() < 2 * MIB && world.control.tried.trials > trials);
     world.run(&small, 200);
     assert_eq!(world.control.limit(), FIRST_LIMIT, "no large one for ten seconds");
     world.control.set_seeks(false, true);
@@ -213,7 +217,7 @@ fn sorted_small_commands_are_not_limited_until_a_large_one_comes() {
 /// requests and two pieces of 64 KiB with the first; `small` and `pieces` with the double.
 fn trial_of_double(small: u32, pieces: u32) -> DepthControl {
     let mut control = DepthControl::new(1280 << 10);
-    (control.phase, control.cut, control.limit) = (Phase::Cruise, true, 512 << 10);
+    (control.phase, control.cuts.now, control.limit) = (Phase::Cruise, true, 512 << 10);
     control.seen = [Some(Instant(0)); 2];
     let mut at = 0;
     let mut samples = |control: &mut DepthControl, counts: [u32; 2]| {
@@ -247,7 +251,7 @@ fn larger_limit_that_takes_from_small_requests_is_no_gain() {
 fn search_beside_mostly_small_requests_takes_smaller_steps() {
     for (small_rate, tried) in [(4e8, false), (6e8, true)] {
         let mut control = DepthControl::new(1280 << 10);
-        (control.phase, control.cut, control.limit) = (Phase::Search, true, 384 << 10);
+        (control.phase, control.cuts.now, control.limit) = (Phase::Search, true, 384 << 10);
         control.ranges[1] = Range { low: 256 << 10, high: 384 << 10 };
         control.mean.add(&Sample { rate: 1e9, small_rate, latency_ns: 1, in_flight: 1.0, ns: MS });
         control.try_next(Instant(0), 6144);
@@ -263,7 +267,8 @@ fn sample_of_commands_from_before_the_cut_says_nothing() {
         if early {
             control.set_early();
         }
-        (control.phase, control.cut, control.length.longest) = (Phase::Reference, true, 64 << 10);
+        (control.phase, control.cuts.now, control.length.longest) =
+            (Phase::Reference, true, 64 << 10);
         control.seen[0] = Some(Instant(MS));
         let mut sample = |len: u32, at: u64| {
             (0..100).for_each(|_| control.on_complete(CommandClass::Piece, len, 2 * MS));
@@ -317,7 +322,7 @@ fn single_command_is_enough_for_a_device_that_works_on_one() {
 #[test]
 fn sample_of_commands_made_before_the_length_changed_says_nothing() {
     let mut control = DepthControl::new(1280 << 10);
-    (control.phase, control.cut) = (Phase::Reference, true);
+    (control.phase, control.cuts.now) = (Phase::Reference, true);
     (control.length.longest, control.length.since) = (control.command_max(), Instant(10 * MS));
     control.seen[0] = Some(Instant(MS));
     let mut sample = |came: u64, at: u64| {
@@ -337,7 +342,7 @@ fn sample_of_commands_made_before_the_length_changed_says_nothing() {
 fn cut_commands_are_compared_with_what_is_counted_like_them() {
     let mut control = DepthControl::new(1280 << 10);
     let mut makes_pieces = |phase, cut_next, cut| {
-        (control.phase, control.cut_next, control.cut) = (phase, cut_next, cut);
+        (control.phase, control.cuts.next, control.cuts.now) = (phase, cut_next, cut);
         control.heads.outrun = false;
         assert!(!control.makes_pieces(), "a disk's cache takes any length");
         control.heads.outrun = true;
