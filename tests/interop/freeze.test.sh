@@ -20,6 +20,14 @@ check "its state is shown" says_like '^a .* frozen$' exports
 check "thaw tells how long it was" says_like '^a, b: thawed after [0-9.]+ s$' thaw '?'
 check "a second thaw fails" fails 1 'not frozen: a \(EINVAL\)' thaw a
 
+# A read waits for no freeze: what it waited for is the limit alone.
+limited() {
+    ctl add "c=file:path=$IMAGES/c.img,size=1M,bps-read=256K" && ctl freeze c --run true &&
+        qemu-io -r -f raw -c 'read 0 512k' -c 'read 0 512k' "$(at c)" >/dev/null && says_like 'in limit \(export c: bps-read' why c
+}
+check "why names the limit that reads waited for after a freeze" limited
+check "its export is removed" ctl remove c
+
 # --run: the copy, the exit code of the command, and a freeze that ended before.
 qemu-io -f raw -c 'write -P 7 512k 4k' "$(at a)" >/dev/null
 check "a command runs under a freeze" ctl freeze a --run "cp '$A' '$DIR/copy.img'"

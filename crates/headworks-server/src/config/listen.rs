@@ -396,7 +396,9 @@ impl ListenSection {
 }
 
 fn needs_address(what: &str) -> String {
-    format!("{what} needs unix, the path of a socket, or address, as in 127.0.0.1:10809")
+    format!(
+        "{what} needs unix, the path of a socket, or address, as in 127.0.0.1:10809; with kind = fuse path, a directory"
+    )
 }
 
 /// All keys of a listener.

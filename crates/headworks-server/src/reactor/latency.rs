@@ -13,7 +13,7 @@ use crate::control::explain::CANDIDATES;
 use crate::latency::LatencyTable;
 use crate::latency::errors::ErrorCounts;
 use crate::latency::exports::ExportLatencies;
-use crate::latency::slow::{SlowFilter, above_ns};
+use crate::latency::slow::{SlowFilter, SlowRequest, above_ns};
 use crate::latency::usage::UsageLog;
 use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
 use headworks_front::hot_list::ConnectionState;
@@ -62,7 +62,15 @@ pub(super) fn report_slow(
     let writeback = parts.driver.shard().wb_stats(device);
     let since = Instant(now.0.saturating_sub(filter.seconds * 1_000_000_000));
     let own = door.exports.all().find(|one| one.binding.export == export);
-    let frozen = own.is_some_and(|one| door.freezes.held_since(one.binding.volume, since));
+    // A freeze lets reads pass: it held what changes the image, while it lasted.
+    let held = |volume, slow: &SlowRequest| {
+        let came = Instant(slow.at.0.saturating_sub(slow.total_ns));
+        slow.op.is_write() && door.freezes.held_since(volume, came.max(since))
+    };
+    let frozen = own.is_some_and(|one| {
+        let volume = one.binding.volume;
+        door.freezes.holds(volume) || slowest.iter().any(|slow| held(volume, slow))
+    });
     let alone_ns = fastest_in_device(door, &mut parts.io, export);
     let (errors, answered) = errors_of(door, &mut parts.io, export);
     SlowReport { now, requests, slowest, alone_ns, writeback, frozen, errors, answered }
