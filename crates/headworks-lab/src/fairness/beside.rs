@@ -34,8 +34,6 @@ const LIGHT_PART: u64 = 50;
 const STREAM_700_BY_HAND: [u32; 2] = [128, 128];
 /// Time of a command on that device beside its bytes, in microseconds.
 const STREAM_700_COMMAND_US: f64 = 20.0;
-/// Part of the bandwidth that the measured depth keeps with a single command: `bulk-writes` has to keep 0.93.
-const AUTO_KEEPS: f64 = 0.94;
 /// Light writers of `uneven-writers`, and bytes that each writes in a second: those of seed 002.
 const LIGHT_STREAMS: u32 = 36;
 const LIGHT_STREAM_RATE: u64 = 100_000;
@@ -402,8 +400,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
                 ..Verdict::default()
             };
             let verdict = verdict.with_settings(row);
-            let least = if row.is(SETTINGS, "") { AUTO_KEEPS } else { kept };
-            match (what, one_command(row, least)) {
+            match (what, one_command(row, kept)) {
                 (P99_TEXT, Some(times)) => verdict.bounded("one command of the writers", times),
                 _ => verdict,
             }
