@@ -9,7 +9,7 @@ use crate::bio::{Bio, BioFlags};
 use crate::elevator::MergeEdge;
 use crate::gauge::Gauge32;
 use crate::list::List;
-use crate::request::{Bios, EndLink, Request, RequestState, SlotId, Slots, StartLink};
+use crate::request::{BioChain, Bios, EndLink, Request, RequestState, SlotId, Slots, StartLink};
 use crate::request_limits::RequestLimits;
 use crate::time::Instant;
 
@@ -58,11 +58,7 @@ pub(crate) fn fit_bio(
 struct Part {
     offset: u64,
     len: u32,
-    /// Its bios, linked by offset: the first and the last.
-    head: u32,
-    tail: u32,
-    segments: u16,
-    bios: u16,
+    bios: BioChain,
     flags: BioFlags,
 }
 
@@ -72,22 +68,22 @@ fn join(request: &mut Request, bios: &mut Bios, part: Part, edge: MergeEdge) {
     match edge {
         MergeEdge::Back => {
             debug_assert!(request.end() == part.offset, "a back merge continues the request");
-            bios[request.bios.tail].next = part.head;
-            request.bios.tail = part.tail;
+            bios[request.bios.tail].next = part.bios.head;
+            request.bios.tail = part.bios.tail;
         }
         MergeEdge::Front => {
             debug_assert!(
                 part.offset + u64::from(part.len) == request.offset,
                 "a front merge ends at it"
             );
-            bios[part.tail].next = request.bios.head;
-            request.bios.head = part.head;
+            bios[part.bios.tail].next = request.bios.head;
+            request.bios.head = part.bios.head;
             request.offset = part.offset;
         }
     }
     request.len += part.len;
-    request.bios.segments += part.segments;
-    request.bios.count += part.bios;
+    request.bios.segments += part.bios.segments;
+    request.bios.count += part.bios.count;
     request.flags = joined_flags(request.flags, part.flags);
 }
 
@@ -108,7 +104,7 @@ pub(crate) fn join_bio(
     segments: u16,
 ) {
     let Bio { offset, len, flags, .. } = bios[slot].bio;
-    let part = Part { offset, len, head: slot, tail: slot, segments, bios: 1, flags };
+    let part = Part { offset, len, bios: BioChain::of(slot, segments), flags };
     join(&mut slots[id], bios, part, edge);
 }
 
@@ -141,15 +137,7 @@ pub(crate) fn join_requests(
     let (stamps, waits_since) = (from.stamps, from.waits_since);
     // One without a tag has not reached the stage that begins with the tag, and says nothing of it.
     let stages = if from.state == RequestState::Queued { 3 } else { 2 };
-    let part = Part {
-        offset: from.offset,
-        len: from.len,
-        head: from.bios.head,
-        tail: from.bios.tail,
-        segments: from.bios.segments,
-        bios: from.bios.count,
-        flags: from.flags,
-    };
+    let part = Part { offset: from.offset, len: from.len, bios: from.bios, flags: from.flags };
     let kept = &mut slots[kept];
     join(kept, bios, part, edge);
     // The merged request counts from its oldest part, stage by stage: the older part's time in the queue is not plug time.
@@ -293,7 +281,6 @@ mod tests {
     use crate::bio::VolumeId;
     use crate::options::QueueOptions;
     use crate::prng::Prng;
-    use crate::request::BioChain;
     use crate::slab::NIL;
 
     fn limits() -> RequestLimits {

@@ -76,6 +76,7 @@ impl Places {
         merge::hash(volume, at, 55)
     }
 
+    // The remainder, which a bit never needs, spares the check of the bounds.
     #[inline]
     fn may_hold(&self, bit: usize) -> bool {
         self.0[bit / 64 % 8] & (1 << (bit % 64)) != 0

@@ -5,8 +5,8 @@
 //!   unmount NAME:  lazily; then the empty file is removed
 //! ```
 //!
-//! So the server of a file needs no directory and knows no other file. All processes see the mounts, and only the user of the mounting process may
-//! use them. A mount that outlives its server answers ENOTCONN; the next start on the same directory removes it.
+//! So the server of a file needs no directory and knows no other file. All processes see the mounts, and only one user may use them: that of the
+//! mounting process, or the one that it was told. A mount that outlives its server answers ENOTCONN; the next start on the same directory removes it.
 //!
 //! Invariants: no file with a byte in it is ever covered or removed, no mount of another name is ever touched; a dropped directory has none
 //! of its mounts left.
