@@ -187,6 +187,8 @@ check "and what ctl added" has "db fourth new tmp"
 printf '[[export]]\nname = "new"\nmem.size = "1M"\n' >"$DIR/main.d/20.toml"
 check "a file with another image for an export is loaded" reload
 check "the export stays as it is, which is said" said "export new not changed: its image and its device changed"
+check "diff says which image a restart takes" says_like 'exports/new/image: .*, configured ' diff
+check "and which device" says_like 'exports/new/device: .*, configured ' diff
 rm "$DIR/main.d/"*.toml
 cp "$DIR/good" "$FILE"
 check "the first file is loaded again" reload

@@ -181,6 +181,8 @@ serve --config "$DIR/files.toml" --control "$CONTROL"
 sed -i "s|^path = .*|path = \"$DIR/other\"|" "$DIR/files.toml"
 check "a reload says that another directory needs a restart" refused "stays until the server is restarted" ctl reload
 check "and takes no file away" has_size "$files/c" $((1 << 20))
+check "its listener is removed by hand" ctl remove-listener "$files"
+check "with the file" wait_until 10 empty
 stop_server
 
 echo content >"$files/disk"

@@ -50,11 +50,16 @@ pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
     }
 }
 
-/// The answer with the counters of `$from`, which have the same names there: every one of them, since nothing may stand for the rest.
+/// The answer with the counters of `$from`, which have the same names there: every one of them, since nothing may stand for the rest. After
+/// a semicolon a group of counters that the answer has beside the others.
 macro_rules! same_names {
-    ($from:expr, $source:ident => $answer:ident { $($field:ident,)* } $(, $pattern:ident: $array:pat => $made:expr)* $(,)?) => {{
-        let $source { $($field,)* $($pattern: $array,)* } = $from;
-        answers::$answer { $($field,)* $($pattern: $made,)* }
+    (
+        $from:expr, $source:ident => $answer:ident { $($field:ident,)* }
+        $(, $pattern:ident: $array:pat => $made:expr)*
+        $(; $group:ident: $inner:pat => $($own:ident),* $(, = $said:ident: $value:expr)?)* $(,)?
+    ) => {{
+        let $source { $($field,)* $($pattern: $array,)* $($group: $inner,)* } = $from;
+        answers::$answer { $($field,)* $($pattern: $made,)* $($($own,)* $($said: $value,)?)* }
     }};
 }
 
@@ -83,71 +88,21 @@ pub fn dirty(shards: &[CacheReport]) -> Option<answers::DirtyStats> {
 }
 
 fn cache_of(stats: CacheStats) -> answers::CacheStats {
-    // Every counter, since nothing may stand for the rest.
-    let CacheStats {
-        size: CacheSize { room, units, free, resident },
-        fills: Fills { bios: fills, blocks: filled, partial: fills_partial },
-        writeouts: Writeouts { bios: writeouts, blocks: written, by_reason },
-        index: IndexUse { operations: index_operations, probes: index_probes },
-        folios,
-        waits,
-        hits,
-        misses,
-        failed,
-        held,
-        shadowed,
-        shadows,
-        discarded_dirty,
-        direct_dirty,
-        read_before_write,
-        evicted_folios,
-        evicted,
-        ghost_hits,
-        dropped_behind,
-        read_ahead,
-        read_ahead_wasted,
-        closed_paused,
-        flushes,
-        flushes_failed,
-    } = stats;
-    let [background, age, sync, for_frames, writers] = by_reason;
-    let written_for = answers::WrittenFor { background, age, sync, frames: for_frames, writers };
-    let [frames, credit, pause, shadow, range, folio] = waits;
-    let waits = answers::CacheWaits { frames, credit, pause, shadow, range, folio };
-    answers::CacheStats {
-        room,
-        units,
-        free,
-        resident,
-        fills,
-        filled,
-        fills_partial,
-        writeouts,
-        written,
-        written_for,
-        index_operations,
-        index_probes,
-        folios: folios.to_vec(),
-        waits,
-        hits,
-        misses,
-        failed,
-        held,
-        shadowed,
-        shadows,
-        discarded_dirty,
-        direct_dirty,
-        read_before_write,
-        evicted_folios,
-        evicted,
-        ghost_hits,
-        dropped_behind,
-        read_ahead,
-        read_ahead_wasted,
-        closed_paused,
-        flushes,
-        flushes_failed,
-    }
+    same_names!(
+        stats,
+        CacheStats => CacheStats {
+            hits, misses, failed, held, shadowed, shadows, discarded_dirty, direct_dirty, read_before_write, evicted_folios, evicted,
+            ghost_hits, dropped_behind, read_ahead, read_ahead_wasted, closed_paused, flushes, flushes_failed,
+        },
+        folios: folios => folios.to_vec(),
+        waits: [frames, credit, pause, shadow, range, folio] =>
+            answers::CacheWaits { frames, credit, pause, shadow, range, folio };
+        size: CacheSize { room, units, free, resident } => room, units, free, resident;
+        fills: Fills { bios: fills, blocks: filled, partial: fills_partial } => fills, filled, fills_partial;
+        index: IndexUse { operations: index_operations, probes: index_probes } => index_operations, index_probes;
+        writeouts: Writeouts { bios: writeouts, blocks: written, by_reason: [background, age, sync, for_frames, writers] } =>
+            writeouts, written, = written_for: answers::WrittenFor { background, age, sync, frames: for_frames, writers },
+    )
 }
 
 fn dirty_of(stats: DirtyStats) -> answers::DirtyStats {

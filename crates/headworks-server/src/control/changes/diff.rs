@@ -16,14 +16,13 @@
 
 use std::collections::BTreeMap;
 
-use headworks::house::Identity;
 use headworks_core::QueueOptions;
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use serde_json::Value;
 
 use super::LiveChanges;
-use super::reconcile::was_swapped;
+use super::reconcile::{AfterRestart, after_restart};
 use super::retune::dirty_changes;
 use super::tenants::diff_tenants;
 use crate::assemble::{ExportSource, ExportSpec, shown_name};
@@ -35,7 +34,7 @@ use crate::control::exports::{Export, ExportState};
 use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
 use crate::limit_words::{LIMIT_KEYS, limit_word, limit_words};
-use crate::option_table::{Effect, OptionTable};
+use crate::option_table::OptionTable;
 use crate::spec::ExportOption;
 use crate::tenant::{NONE, TenantName};
 use headworks_control::RpcFault;
@@ -84,7 +83,8 @@ struct RunningQueue {
 
 /// Answers the method `diff`: changes, a drop-in, and what no file can say.
 pub fn diff(live: &LiveChanges) -> Result<answers::Diff, RpcFault> {
-    let found = differences(live, DropInReader::LaterStart)?;
+    let mut found = differences(live, DropInReader::LaterStart)?;
+    diff_after_restart(live, &mut found);
     Ok(answers::Diff {
         config: live.config.as_ref().map(|path| path.to_string_lossy().into_owned()),
         changes: found.changes,
@@ -130,11 +130,6 @@ fn diff_exports(live: &LiveChanges, reader: DropInReader, found: &mut Difference
     for export in exports.values() {
         if matches!(export.state, ExportState::Serving) {
             diff_export(reader, export, found);
-            let image = inventory.volumes.get(&export.volume.0);
-            let image = image.and_then(|entry| entry.origin.identity);
-            if let Some(new) = configured.iter().find(|new| new.name == export.spec.name) {
-                diff_after_restart(export, image, new, found);
-            }
         }
     }
     for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
@@ -289,37 +284,30 @@ fn diff_export(reader: DropInReader, export: &Export, found: &mut Differences) {
     }
 }
 
-/// Adds what an export will have after a restart alone, because a reload refused to change it: the configuration has it already, so there is
+/// Adds what exports will have after a restart alone, because a reload refused to change it: the configuration has it already, so there is
 /// nothing to save.
-fn diff_after_restart(
-    export: &Export,
-    image: Option<Identity>,
-    new: &ExportSpec,
-    found: &mut Differences,
-) {
-    let (old, name) = (&export.spec, shown_name(&export.spec.name));
-    if old.source == ExportSource::Control {
-        return;
-    }
-    let mut add = |key: &str, configured: Value, running: Value| {
-        let note = format!("export {name}: {key} is configured already; a restart takes it over");
-        found.unsaved.push(note);
-        found.add(&format!("exports/{name}/{key}"), configured, running);
+fn diff_after_restart(live: &LiveChanges, found: &mut Differences) {
+    let both: Vec<_> = {
+        let (inventory, configured) = (lock(&live.inventory), lock(&live.configured));
+        let exports = inventory.exports.lock();
+        let served = exports.values().filter(|export| {
+            matches!(export.state, ExportState::Serving)
+                && export.spec.source != ExportSource::Control
+        });
+        let with_new = |export: &Export| {
+            let new = configured.iter().find(|new| new.name == export.spec.name)?;
+            let image = inventory.volumes.get(&export.volume.0)?.origin.identity;
+            Some((export.spec.clone(), image, new.clone()))
+        };
+        served.filter_map(with_new).collect()
     };
-    let [configured, running] = [new, old].map(|spec| spec.spec.short_name());
-    if !old.spec.is_same_device(&new.spec) && configured != running {
-        add("image", configured.into(), running.into());
-    } else if !old.spec.is_same_device(&new.spec) || was_swapped(image, new) {
-        let another = format!("{configured} (another file, or opened otherwise)");
-        add("image", another.into(), running.into());
-    }
-    if old.read_only != new.read_only {
-        add("read-only", new.read_only.into(), old.read_only.into());
-    }
-    let of_restart = |option: &&ExportOption| option.row().effect == Effect::Restart;
-    for option in ExportOption::ALL.iter().filter(of_restart) {
-        for (key, configured, running) in option.differences(&new.share, &old.share) {
-            add(key, configured, running);
+    for (old, image, new) in both {
+        let name = shown_name(&old.name);
+        for AfterRestart { key, configured, running } in after_restart(&old, image, &new) {
+            let note =
+                format!("export {name}: {key} is configured already; a restart takes it over");
+            found.unsaved.push(note);
+            found.add(&format!("exports/{name}/{key}"), configured, running);
         }
     }
 }

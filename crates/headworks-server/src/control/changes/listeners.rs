@@ -65,11 +65,15 @@ pub fn keep_access(live: &LiveChanges) {
 pub fn load_access(live: &LiveChanges, configured: &AccessSpec) -> AccessReport {
     let mut access = lock(&live.access);
     let wanted = access.load(configured);
-    apply_access(live, &wanted)
+    apply_access(live, &wanted, access.removed())
 }
 
-/// Makes the listeners what is wanted; under the lock of [`LiveAccess`](super::live_listeners::LiveAccess).
-pub(super) fn apply_access(live: &LiveChanges, wanted: &AccessSpec) -> AccessReport {
+/// Makes the listeners what is wanted, of which `ctl` has `removed` some; under the lock of [`LiveAccess`](super::live_listeners::LiveAccess).
+pub(super) fn apply_access(
+    live: &LiveChanges,
+    wanted: &AccessSpec,
+    removed: &[String],
+) -> AccessReport {
     let mut report = AccessReport::default();
     if let Err(why) = wanted.check() {
         report.failed.push(why);
@@ -88,7 +92,11 @@ pub(super) fn apply_access(live: &LiveChanges, wanted: &AccessSpec) -> AccessRep
             (Some(_), Some(new)) => {
                 entries.push(change_listener(live, entry, new, &mut acceptors, &mut report));
             }
-            (Some(spec), None) if waits && matches!(spec.address, Address::Directory(_)) => {
+            (Some(spec), None)
+                if waits
+                    && matches!(spec.address, Address::Directory(_))
+                    && !removed.contains(&spec.name) =>
+            {
                 report.failed.push(format!(
                     "listener {} stays until the server is restarted, which opens another directory for it",
                     entry.name

@@ -68,6 +68,11 @@ impl LiveAccess {
         self.wanted()
     }
 
+    /// Names of listeners of the configuration that `ctl` has removed.
+    pub fn removed(&self) -> &[String] {
+        &self.removed
+    }
+
     /// The listeners that there should be now.
     fn wanted(&self) -> AccessSpec {
         let mut configured = self.configured.clone();
@@ -108,7 +113,7 @@ pub(crate) fn add(
     check_new(live, &spec)?;
     let name = spec.name.clone();
     access.added.push((section, spec));
-    let report = apply_access(live, &access.wanted());
+    let report = apply_access(live, &access.wanted(), &access.removed);
     let entries = live.listeners.entries();
     let Some(entry) = entries.iter().find(|entry| *entry.name == *name) else {
         access.added.pop();
@@ -146,7 +151,7 @@ pub(crate) fn remove(live: &LiveChanges, name: &str) -> Result<answers::Listener
     if is_noted {
         access.removed.push(name.to_owned());
     }
-    let AccessReport { failed, .. } = apply_access(live, &access.wanted());
+    let AccessReport { failed, .. } = apply_access(live, &access.wanted(), &access.removed);
     if live.listeners.entries().iter().any(|entry| *entry.name == *name) {
         access.added.extend(added);
         if is_noted {

@@ -21,6 +21,7 @@ use crate::options::MissingImage;
 use crate::spec::ExportOption;
 use headworks::house::{Identity, display_size};
 use headworks_control::RpcFault;
+use serde_json::Value;
 
 /// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -134,11 +135,12 @@ fn absent_if_missing(live: &LiveChanges, export: &ExportSpec) -> Option<AbsentEx
 /// Applies the options of an export in both that take effect at once; other differences need a restart.
 fn update(live: &LiveChanges, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
     let name = shown(&new.name);
-    let (mut differs, mut set) = (Vec::new(), Vec::new());
+    let mut set = Vec::new();
     let ServedFile { spec: old, image, size } = old;
-    if !old.spec.is_same_device(&new.spec) || was_swapped(*image, new) {
-        differs.push("its image");
-    } else if let Some(wanted) = new.spec.size_of_new_image().filter(|wanted| wanted > size) {
+    let differs = after_restart(old, *image, new);
+    let is_other = differs.iter().any(|one| one.key == "image");
+    let wanted = new.spec.size_of_new_image().filter(|wanted| !is_other && wanted > size);
+    if let Some(wanted) = wanted {
         let why = format!(
             "its image has {}, less than size={}; `ctl resize {name} {}` grows it, and the next start refuses it as it is",
             display_size(*size),
@@ -147,24 +149,16 @@ fn update(live: &LiveChanges, old: &ServedFile, new: &ExportSpec, reload: &mut R
         );
         reload.kept.push((name.clone(), why));
     }
-    let name_of = |spec: &ExportSpec| spec.device.as_ref().map(|device| device.name.clone());
-    if name_of(old) != name_of(new) {
-        differs.push("its device");
-    }
-    if old.read_only != new.read_only {
-        differs.push("read-only");
-    }
-    let changed = |option: &&ExportOption| !option.is_same(&old.share, &new.share);
-    let changed = || ExportOption::ALL.iter().copied().filter(|option| changed(&option));
-    let of_restart = |option: &ExportOption| option.row().effect == Effect::Restart;
-    differs.extend(changed().filter(of_restart).filter_map(OptionTable::own_key));
     if !differs.is_empty() {
+        let words: Vec<&str> = differs.iter().map(AfterRestart::word).collect();
         let why = format!(
             "{} changed; restart the server, or remove and add the export",
-            differs.join(" and ")
+            words.join(" and ")
         );
         reload.kept.push((name.clone(), why));
     }
+    let changed = |option: &&ExportOption| !option.is_same(&old.share, &new.share);
+    let changed = || ExportOption::ALL.iter().copied().filter(|option| changed(&option));
     let tree = live.tree.current();
     let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
     let now = live.settings.of(entry.id).options;
@@ -192,7 +186,59 @@ fn update(live: &LiveChanges, old: &ServedFile, new: &ExportSpec, reload: &mut R
 }
 
 /// Whether the path now names another file, or none, since a file may have been renamed over the open one.
-pub(super) fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
+/// A value of an export that a restart alone takes over: its key, what is configured, and what it is until then.
+pub(super) struct AfterRestart {
+    pub key: &'static str,
+    pub configured: Value,
+    pub running: Value,
+}
+
+impl AfterRestart {
+    /// As a sentence names it.
+    fn word(&self) -> &'static str {
+        match self.key {
+            "image" => "its image",
+            "device" => "its device",
+            key => key,
+        }
+    }
+}
+
+/// Returns what a restart takes over of an export whose file is `image`. It looks at files, so no lock is held.
+pub(super) fn after_restart(
+    old: &ExportSpec,
+    image: Option<Identity>,
+    new: &ExportSpec,
+) -> Vec<AfterRestart> {
+    let mut found = Vec::new();
+    let mut add = |key, configured: Value, running: Value| {
+        found.push(AfterRestart { key, configured, running });
+    };
+    let [configured, running] = [new, old].map(|spec| spec.spec.short_name());
+    let is_other = !old.spec.is_same_device(&new.spec);
+    if is_other && configured != running {
+        add("image", configured.into(), running.into());
+    } else if is_other || was_swapped(image, new) {
+        let another = format!("{configured} (another file, or opened otherwise)");
+        add("image", another.into(), running.into());
+    }
+    let [configured, running] =
+        [new, old].map(|spec| spec.device.as_ref().map(|device| device.name.clone()));
+    if configured != running {
+        add("device", configured.into(), running.into());
+    }
+    if old.read_only != new.read_only {
+        add("read-only", new.read_only.into(), old.read_only.into());
+    }
+    for option in ExportOption::ALL.iter().filter(|option| option.row().effect == Effect::Restart) {
+        for (key, configured, running) in option.differences(&new.share, &old.share) {
+            add(key, configured, running);
+        }
+    }
+    found
+}
+
+fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
     let (Some(image), Some(path)) = (image, new.spec.base.path()) else {
         return false;
     };
