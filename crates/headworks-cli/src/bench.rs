@@ -24,6 +24,7 @@ Examples:
   headworks bench --device null:size=1T --rw randwrite --feeders 16
   headworks bench --device mem:size=1G --cache 2G --rw randread       with a page cache
   headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify
+  headworks bench --uri nbd://host --rate 20000 --iodepth 256         latency at a load
   headworks bench --uri 'vhost-user+unix:///?socket=/run/d.vhost' --poll     as a virtual machine's driver")]
 pub struct BenchArgs {
     /// Device to measure in this process; a write pattern OVERWRITES it
@@ -52,6 +53,10 @@ pub struct BenchArgs {
     /// itself
     #[arg(long, value_name = "N", conflicts_with_all = ["uri", "threads", "ios"])]
     feeders: Option<u32>,
+    /// Requests a second that arrive at random, whatever was answered; latencies count from when a request was due. Without it each reply makes
+    /// room for the next request (NBD server)
+    #[arg(long, value_name = "N", conflicts_with = "device")]
+    rate: Option<u32>,
     /// Duration of the run
     #[arg(long, default_value = "5s", value_parser = parse_time, value_name = "TIME")]
     runtime: u64,
@@ -204,6 +209,11 @@ fn machine(
     if options.structured {
         return Err(usage("structured replies are NBD's; a vhost-user device has none"));
     }
+    if options.rate.is_some() {
+        return Err(usage(
+            "a rate is for NBD servers; a vhost-user device is measured with --iodepth",
+        ));
+    }
     if options.threads > u32::from(headworks_vhost::QUEUES_MAX) {
         let most = headworks_vhost::QUEUES_MAX;
         return Err(usage(format!("threads are queues of the device, at most {most}")));
@@ -241,6 +251,7 @@ fn server(
         block_bytes,
         iodepth: options.iodepth,
         threads: options.threads,
+        rate: options.rate,
         runtime: Duration::from_nanos(options.runtime),
         size: options.size,
         fill: options.fill,

@@ -103,8 +103,9 @@ fn as_text(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -
         Waiting::Sleep => "",
         Waiting::Poll => ", polling",
     };
+    let rate = options.rate.map_or(String::new(), |rate| format!(" rate={rate}"));
     let mut text = format!(
-        "{}: bs={} iodepth={} threads={}{polling}, {:.2} s\n",
+        "{}: bs={} iodepth={} threads={}{rate}{polling}, {:.2} s\n",
         options.pattern,
         options.block_bytes,
         options.iodepth,
@@ -158,6 +159,7 @@ fn as_json(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -
         "bs": options.block_bytes,
         "iodepth": options.iodepth,
         "threads": options.threads,
+        "rate": options.rate,
         "polling": options.waiting == Waiting::Poll,
         "structured_replies": report.export.structured,
         "seconds": run.elapsed.as_secs_f64(),

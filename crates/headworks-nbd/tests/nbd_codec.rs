@@ -450,6 +450,31 @@ fn verifying_mix_passes_on_correct_servers() {
 }
 
 #[test]
+fn requests_of_a_rate_count_from_when_they_were_due() {
+    let run = |rate, iodepth, waiting| {
+        let server = serve(Faults::default());
+        let runtime = Duration::from_millis(300);
+        let options = BenchOptions { rate: Some(rate), iodepth, waiting, runtime, ..mix(&server) };
+        bench::run(&options).expect("an honest server passes").run
+    };
+    for waiting in [Waiting::Sleep, Waiting::Poll] {
+        let slow = run(1000, 32, waiting);
+        // 300 in the mean, 17 more or less by chance; on a busy machine the last ones are not sent any more.
+        assert!((1..400).contains(&slow.ios()), "{} requests", slow.ios());
+        assert!(slow.verified > 0);
+        // One at a time cannot keep up with a million a second: the last one was due long before.
+        let late = run(1_000_000, 1, waiting);
+        assert!(late.ios() < 300_000);
+        let longest = late.reads.latency.max().max(late.writes.latency.max());
+        assert!(longest > 100_000_000, "{longest} ns");
+    }
+    let server = serve(Faults::default());
+    let options = BenchOptions { rate: Some(0), ..mix(&server) };
+    let refused = bench::run(&options).expect_err("no requests at all").to_string();
+    assert!(refused.contains("rate=0: write 1 to"), "{refused}");
+}
+
+#[test]
 fn filled_export_is_read_back_and_verified() {
     let server = serve(Faults::default());
     let report = bench::run(&BenchOptions {

@@ -205,7 +205,7 @@ pub struct ThreadArgs {
     /// I/O engine: auto, uring or threads
     #[arg(long, default_value = "auto", value_name = "ENGINE", value_parser = ENGINES, hide_possible_values = true)]
     pub(super) engine: String,
-    /// Busy-poll this many microseconds before sleeping; 0 disables polling
+    /// Busy-poll this many microseconds before sleeping, while that serves more requests; 0 disables polling
     #[arg(long, default_value_t = 50, value_name = "N")]
     pub(super) poll_us: u64,
     /// Number of shards (threads); devices are distributed over them

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use headworks_core::prng::Prng;
 
+use super::arrivals::Arrivals;
 use super::blocks::{Blocks, Work};
 use super::crowd;
 use super::pipeline::Pipeline;
@@ -31,6 +32,9 @@ const VERIFIED_BLOCKS_MAX: u64 = 64 << 20;
 const DATA_BYTES_MAX: u64 = 1 << 30;
 /// Largest depth; a cookie would allow more, no measurement gains from it.
 const DEPTH_MAX: u32 = 8192;
+
+/// Largest rate of requests; no client of one machine reaches it.
+const RATE_MAX: u32 = 100_000_000;
 
 /// Most connections with a thread each.
 pub const THREADS_MAX: usize = 64;
@@ -123,6 +127,8 @@ pub struct BenchOptions {
     pub iodepth: u32,
     /// Number of connections to the server.
     pub threads: u32,
+    /// Requests a second, all connections together, that arrive at random whatever was answered; none: each reply makes room for a request.
+    pub rate: Option<u32>,
     /// Duration of the run, without fill and read back.
     pub runtime: Duration,
     /// Use only this many bytes from the start of the export.
@@ -149,6 +155,7 @@ impl BenchOptions {
             block_bytes: 4096,
             iodepth: 32,
             threads: 1,
+            rate: None,
             runtime: Duration::from_secs(10),
             size: None,
             fill: false,
@@ -165,7 +172,7 @@ impl BenchOptions {
 pub struct Direction {
     /// Bytes of successful requests.
     pub bytes: u64,
-    /// Latencies from submission to reply, and their number.
+    /// Latencies to the reply from the submission, or with a rate from when the request was due; and their number.
     pub latency: Histogram,
 }
 
@@ -331,8 +338,10 @@ fn connect(options: &BenchOptions) -> Result<(Export, Vec<Worker>), ClientError>
             let work = Work { pattern, verify, block_bytes, seed };
             let queues = u64::from(options.threads.max(1));
             let prng = root.split(&format!("connection {index}"));
+            let rate = options.rate.map(|rate| f64::from(rate) / queues as f64);
+            let arrivals = rate.map(|rate| Arrivals::new(rate, prng.split("arrivals")));
             let blocks = Blocks::new(work, blocks, (index, queues), prng);
-            Worker::new(pipeline, options.iodepth as usize, block_bytes, blocks)
+            Worker::new(pipeline, options.iodepth as usize, block_bytes, blocks, arrivals)
         })
         .collect();
     Ok((export, workers))
@@ -383,6 +392,13 @@ fn check(options: &BenchOptions, export: &Export) -> Result<u64, ClientError> {
     if depth == 0 || depth > DEPTH_MAX || u64::from(depth) * u64::from(bytes) > DATA_BYTES_MAX {
         return Err(usage(format!(
             "iodepth={depth}: write 1 to {DEPTH_MAX}, and bs * iodepth up to 1 GiB"
+        )));
+    }
+    if let Some(rate) = options.rate
+        && (rate == 0 || rate > RATE_MAX || options.threads as usize > THREADS_MAX)
+    {
+        return Err(usage(format!(
+            "rate={rate}: write 1 to {RATE_MAX}, and at most {THREADS_MAX} threads, each of which keeps its own time"
         )));
     }
     let blocks = options.size.unwrap_or(export.size).min(export.size) / u64::from(bytes);

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::wire::{Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_BYTES};
 
+mod arrivals;
 pub mod bench;
 pub mod blocks;
 mod contents;

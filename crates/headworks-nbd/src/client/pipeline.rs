@@ -202,10 +202,17 @@ impl Pipeline {
         }
     }
 
-    /// Sends submitted requests, waits for replies and appends completed requests.
-    pub fn exchange(&mut self, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
+    /// Sends submitted requests, waits for replies, for at most `until` if that is given, and appends completed requests.
+    pub fn exchange(
+        &mut self,
+        finished: &mut Vec<Finished>,
+        until: Option<Duration>,
+    ) -> Result<(), ClientError> {
         self.send()?;
-        self.receive()?;
+        match until {
+            Some(until) => self.receive_within(until)?,
+            None => self.receive()?,
+        }
         self.digest(finished)
     }
 
@@ -254,13 +261,28 @@ impl Pipeline {
         self.socket.as_raw_fd()
     }
 
+    /// Receives what arrives first within a time, if anything does. Idle connections wait, too.
+    fn receive_within(&mut self, until: Duration) -> Result<(), ClientError> {
+        if self.waiting == Waiting::Poll {
+            let start = Instant::now();
+            while !self.receive_once(false)? && start.elapsed() < until {
+                std::thread::yield_now();
+            }
+            return Ok(());
+        }
+        if self.receive_once(false)? || !self.socket.wait_within(self.is_blocked, until)? {
+            return Ok(());
+        }
+        self.receive_once(false).map(|_| ())
+    }
+
     /// Receives once, after waiting if necessary. With unsent requests it also returns when the socket is writable.
     fn receive(&mut self) -> Result<(), ClientError> {
         if self.is_idle() {
             return Ok(());
         }
         if self.is_blocked {
-            return match self.socket.wait_for_either(self.timeout)? {
+            return match self.socket.wait_within(true, self.timeout)? {
                 true => self.receive_once(false).map(|_| ()),
                 false => Err(ClientError::TimedOut),
             };

@@ -279,16 +279,19 @@ impl Socket {
         matches!(&self.stream, Stream::Tls(stream) if stream.has_plain())
     }
 
-    /// Waits until the socket is readable, or writable; returns false after `timeout`.
-    pub(super) fn wait_for_either(&self, timeout: Duration) -> io::Result<bool> {
+    /// Waits until the socket is readable, or if asked for writable; returns false after `time`.
+    pub(super) fn wait_within(&self, writable: bool, time: Duration) -> io::Result<bool> {
         if self.has_plain() {
             return Ok(true);
         }
-        let mut poll =
-            libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
-        let millis = timeout.as_millis().min(i32::MAX as u128) as i32;
-        // SAFETY: one pollfd, alive on the stack.
-        match unsafe { libc::poll(&mut poll, 1, millis) } {
+        let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
+        let mut poll = libc::pollfd { fd: self.as_raw_fd(), events, revents: 0 };
+        let time = libc::timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        // SAFETY: one pollfd and one time, alive on the stack; no signal mask.
+        match unsafe { libc::ppoll(&mut poll, 1, &time, std::ptr::null()) } {
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => Ok(true),
             -1 => Err(io::Error::last_os_error()),
             ready => Ok(ready > 0),

@@ -6,6 +6,9 @@
 //!
 //! Fill and ReadBack are optional. Each phase ends with nothing in flight. A Window is a Run of which only a part counts: the
 //! ramp before it and the requests in flight at its end would favour slow connections.
+//!
+//! Without a rate a connection has as many requests in flight as it may. With one it has arrivals (`arrivals`): a request is submitted when it is
+//! due, or when there is room, and its latency counts from when it was due. So a server that stalls is charged with all that had to wait meanwhile.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -13,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::ClientError;
+use super::arrivals::Arrivals;
 use super::bench::Tally;
 use super::blocks::{BlockRequest, Blocks, Order};
 use super::pipeline::{Finished, Pipeline};
@@ -96,6 +100,7 @@ impl Stopwatch {
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
     request: BlockRequest,
+    /// When it was submitted, or was due.
     submitted_ns: u64,
 }
 
@@ -107,11 +112,19 @@ pub struct Worker {
     blocks: Blocks,
     pending: Vec<Pending>,
     finished: Vec<Finished>,
+    /// When requests are due, if not as soon as there is room.
+    arrivals: Option<Arrivals>,
     pub tally: Tally,
 }
 
 impl Worker {
-    pub fn new(mut pipeline: Pipeline, depth: usize, block_bytes: u32, mut blocks: Blocks) -> Self {
+    pub fn new(
+        mut pipeline: Pipeline,
+        depth: usize,
+        block_bytes: u32,
+        mut blocks: Blocks,
+        arrivals: Option<Arrivals>,
+    ) -> Self {
         // Different bytes in each slot.
         (0..depth).for_each(|slot| blocks.fill_randomly(pipeline.data(slot)));
         Self {
@@ -120,6 +133,7 @@ impl Worker {
             blocks,
             pending: vec![Pending::default(); depth],
             finished: Vec::with_capacity(depth),
+            arrivals,
             tally: Tally::default(),
         }
     }
@@ -127,16 +141,22 @@ impl Worker {
     /// Runs a phase to its end or until `stop` is set; the tally starts at zero.
     pub fn go(&mut self, phase: Phase, stop: &AtomicBool) -> Result<(), ClientError> {
         self.begin(phase);
+        if self.arrivals.is_some() {
+            wake_in_time();
+        }
         let watch = Stopwatch::start(phase);
         let mut at = 0;
         loop {
-            if watch.is_open(at, stop) {
+            let open = watch.is_open(at, stop);
+            if open {
                 self.refill(phase, at)?;
             }
-            if self.pipeline.is_idle() {
+            let due = self.next_due(phase).filter(|_| open);
+            if self.pipeline.is_idle() && due.is_none() {
                 break;
             }
-            self.pipeline.exchange(&mut self.finished)?;
+            let until = due.map(|due| Duration::from_nanos(due.saturating_sub(watch.now())));
+            self.pipeline.exchange(&mut self.finished, until)?;
             at = watch.now();
             self.collect(at, watch.counts(at))?;
         }
@@ -149,6 +169,9 @@ impl Worker {
     pub fn begin(&mut self, phase: Phase) {
         self.tally = Tally::default();
         self.blocks.begin(phase.order());
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.restart();
+        }
         self.pipeline.calls = [0; 2];
     }
 
@@ -198,19 +221,34 @@ impl Worker {
         self.pipeline.goodbye();
     }
 
-    /// Submits requests while there is room.
+    /// When the next request is due that there is room for; `None` without a rate.
+    fn next_due(&self, phase: Phase) -> Option<u64> {
+        let arrivals = self.arrivals.as_ref().filter(|_| phase.order() == Order::Pattern)?;
+        (self.pipeline.room() > 0).then(|| arrivals.next())
+    }
+
+    /// Submits requests that are due while there is room.
     fn refill(&mut self, phase: Phase, now_ns: u64) -> Result<(), ClientError> {
         while let Some(slot) = self.pipeline.next_slot() {
+            let due = self.next_due(phase).unwrap_or(now_ns);
+            if due > now_ns {
+                return Ok(());
+            }
             let Some(request) = self.blocks.choose(phase.order()) else {
                 return Ok(());
             };
+            if let Some(arrivals) =
+                self.arrivals.as_mut().filter(|_| phase.order() == Order::Pattern)
+            {
+                arrivals.advance();
+            }
             let BlockRequest { offset, is_write, .. } = request;
             if is_write {
                 self.blocks.stamp(&request, offset, self.pipeline.data(slot));
             }
             let command = if is_write { Command::Write } else { Command::Read };
             self.pipeline.submit(command, CommandFlags::NONE, offset, self.block_bytes);
-            self.pending[slot] = Pending { request, submitted_ns: now_ns };
+            self.pending[slot] = Pending { request, submitted_ns: due };
         }
         Ok(())
     }
@@ -239,6 +277,12 @@ impl Worker {
         self.finished.clear();
         Ok(())
     }
+}
+
+/// Has the kernel end this thread's sleeps when they are over; by default it may take 50 us longer.
+fn wake_in_time() {
+    // SAFETY: a number, and no memory. A kernel that refuses wakes later.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize) };
 }
 
 /// User and system time of this thread.

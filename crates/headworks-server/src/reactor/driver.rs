@@ -28,6 +28,8 @@ pub struct ShardDriver {
     batch: Vec<Input>,
     /// A device, volume or export changed: the shard must run even without an input.
     changed: bool,
+    /// Inputs that the shard has seen since the start.
+    handled: u64,
 }
 
 impl ShardDriver {
@@ -35,7 +37,7 @@ impl ShardDriver {
     #[must_use]
     pub fn new(shard: Shard, executor: Executor<DirtyLog>, recorder: Option<Recorder>) -> Self {
         let (inputs, batch) = (Vec::with_capacity(4096), Vec::with_capacity(4096));
-        Self { shard, executor, recorder, inputs, batch, changed: false }
+        Self { shard, executor, recorder, inputs, batch, changed: false, handled: 0 }
     }
 
     /// The shard, to be read.
@@ -66,6 +68,11 @@ impl ShardDriver {
     /// Number of inputs that wait for the next step.
     pub fn waiting_inputs(&self) -> usize {
         self.inputs.len()
+    }
+
+    /// Inputs that the shard has seen since the start: requests, and the ends of commands.
+    pub fn handled(&self) -> u64 {
+        self.handled
     }
 
     /// Whether inputs or changes wait for the next step.
@@ -137,6 +144,7 @@ impl ShardDriver {
             std::mem::swap(&mut self.inputs, &mut self.batch);
             fetch_ahead(&self.shard, &self.batch, io.frames());
             self.shard.handle(now, &self.batch);
+            self.handled += self.batch.len() as u64;
             if let Some(recorder) = &mut self.recorder {
                 recorder.note(now, &self.batch, self.shard.actions());
             }

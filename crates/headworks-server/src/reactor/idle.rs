@@ -4,6 +4,8 @@ use headworks::driver::Clock;
 use headworks::house::Polling;
 use headworks_core::Instant;
 
+use super::payoff::Payoff;
+
 /// Turns that hot connections may have before the engine is entered for the others.
 pub(super) const SKIPS_MAX: u32 = 8;
 
@@ -13,6 +15,7 @@ const EARLY_NS: u64 = 60_000;
 /// Decides from the outcome of past turns how the next one begins.
 pub(super) struct IdlePolicy {
     polling: Polling,
+    payoff: Payoff,
     /// Turns since the engine was last entered.
     skips: u32,
     /// The last turn did work.
@@ -28,7 +31,8 @@ impl IdlePolicy {
     pub fn new(poll_ns: u64, cpus: usize) -> Self {
         let polling = Polling::new(poll_ns);
         let early_ns = if poll_ns > 0 && cpus > 1 { EARLY_NS } else { 0 };
-        Self { polling, skips: 0, worked_before: false, yields_first: false, early_ns }
+        let payoff = Payoff::new();
+        Self { polling, payoff, skips: 0, worked_before: false, yields_first: false, early_ns }
     }
 
     /// When a thread wakes for a device that is due at `at`: early enough to be there in time.
@@ -43,8 +47,13 @@ impl IdlePolicy {
         !skip
     }
 
-    /// Whether the thread polls after a turn; yields the CPU first where that helps.
-    pub fn polls_after(&mut self, now: Instant, worked: bool, clock: &Clock) -> bool {
+    /// Whether the thread polls after a turn; yields the CPU first where that helps. `requests` were handled since the start.
+    pub fn polls_after(
+        &mut self,
+        now: Instant,
+        (worked, requests): (bool, u64),
+        clock: &Clock,
+    ) -> bool {
         // A client with few requests in flight sends the next one only after it ran, so a turn before that is in vain. The
         // turn after the last work showed whether this is so.
         if self.worked_before {
@@ -53,11 +62,16 @@ impl IdlePolicy {
         self.worked_before = worked;
         if worked {
             self.polling.on_work(now);
-            if self.yields_first && self.polling.is_on() {
+            if self.yields_first && self.polling.is_on() && self.payoff.polls() {
                 self.polling.on_give(clock.now());
                 std::thread::yield_now();
             }
             return true;
+        }
+        self.payoff.on_turn(now, requests, self.polling.spent_ns());
+        if !self.payoff.polls() {
+            self.polling.stop(now);
+            return false;
         }
         if !self.polling.poll_again(now) {
             return false;

@@ -22,7 +22,7 @@
 //! | `door` | the connections and what they share: turns, buffers, limits, freezes |
 //! | `listeners` | where clients come from |
 //! | `own_flushes`, `restores` | what the shard itself submits |
-//! | `idle` | the polling policy |
+//! | `idle`, `payoff` | the polling policy |
 //! | `held_log`, `error_log`, `notices`, `targets`, `log_limiter` | lines of the log |
 //!
 //! `commands`, `queries`, `pause` and `shutdown` are the event handlers of the whole.
@@ -48,6 +48,7 @@ mod notices;
 mod own_flushes;
 mod parts;
 pub(crate) mod pause;
+mod payoff;
 mod queries;
 pub(crate) mod restores;
 pub(crate) mod shard_io;
@@ -266,7 +267,8 @@ impl Reactor {
     }
 
     fn next_wait(&mut self, now: Instant, worked: bool) -> Wait {
-        if self.idle.polls_after(now, worked, &self.parts.clock) {
+        let requests = self.parts.driver.handled();
+        if self.idle.polls_after(now, (worked, requests), &self.parts.clock) {
             return Wait::Poll;
         }
         if self.parts.io.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {
