@@ -36,6 +36,21 @@ run = json.load(open(sys.argv[1]))
 assert run["ios"] == run["read"]["ios"] > 100 and run["errors"] == 0, run
 assert run["device_cpu_ns_per_io"] > 0 and run["ios_per_cpu_second"] > 0, run' "$DIR/bench.json"
 stop_server
+has_client() { ctl connections | grep -q vhost-user; }
+ended() { # PROCESS: at once, with a sentence, though the run would take longer
+    wait_until 20 is_gone "$1" || { kill -9 "$1"; return 1; }
+    cat "$DIR/ended"
+    grep -q '^headworks: error: the device closed the connection, with [0-9]* requests of queue 0 in flight$' "$DIR/ended"
+}
+for how in "" --poll; do
+    serve "disk=$(spec disk)" --vhost-user "disk=$DISK" --control "$CONTROL"
+    # shellcheck disable=SC2086
+    bench --uri "$AT" --runtime 600s $how >"$DIR/ended" 2>&1 &
+    BENCH=$!
+    check "a driver ${how:-that sleeps} is there" wait_until 20 has_client
+    stop_with KILL
+    check "it ends with its server" ended $BENCH
+done
 
 check "kill -9 under verified requests of two queues" "$HEADWORKS" lab run vhost-kill --socket "$DIR/killed.vhost" --kills "${KILLS:-8}" \
     --seed "${SEED:-$RANDOM}" -- "$HEADWORKS" serve --engine "$ENGINE" --cache 0 --cache-file off -U "$DIR/killed.sock" \

@@ -24,7 +24,9 @@ use headworks_nbd::client::blocks::{BlockRequest, Blocks, Order, Work};
 use headworks_nbd::client::stamp::SECTOR_BYTES;
 use headworks_nbd::client::{Histogram, Target, Uri, cpu_time};
 use headworks_vhost::RequestOp;
-use headworks_vhost::driver::{DEPTH_MAX, Driver, DriverOptions, Queue, SlotStatus, Waiting};
+use headworks_vhost::driver::{
+    DEPTH_MAX, Driver, DriverOptions, Queue, SlotStatus, Waited, Waiting,
+};
 use serde_json::{Value, json};
 
 use crate::bench_nbd::{latency, micros};
@@ -256,9 +258,7 @@ fn refuse_data(options: &BenchVhostOptions, queue: &mut Queue, blocks: u64) -> R
         queue.submit();
         let mut status = None;
         while status.is_none() {
-            if !queue.wait(SILENCE_MAX) {
-                return Err(silence());
-            }
+            await_answers(queue)?;
             queue.reap(|answer| status = Some(answer.status));
         }
         if status != Some(0) {
@@ -281,8 +281,14 @@ fn refuse_data(options: &BenchVhostOptions, queue: &mut Queue, blocks: u64) -> R
     Ok(())
 }
 
-fn silence() -> String {
-    format!("the device has not answered for {} s", SILENCE_MAX.as_secs())
+/// Waits for answers to what a queue has in flight.
+fn await_answers(queue: &mut Queue) -> Result<(), String> {
+    let why = match queue.wait(SILENCE_MAX) {
+        Waited::Answered => return Ok(()),
+        Waited::TimedOut => format!("the device has not answered for {} s", SILENCE_MAX.as_secs()),
+        Waited::Closed => "the device closed the connection".to_owned(),
+    };
+    Err(format!("{why}, with {} requests of queue {} in flight", queue.in_flight(), queue.index()))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -379,9 +385,7 @@ impl Feeder<'_> {
             if self.free.len() == self.pending.len() {
                 break;
             }
-            if !self.queue.wait(SILENCE_MAX) {
-                return Err(silence());
-            }
+            await_answers(self.queue)?;
             let finished = &mut self.finished;
             self.queue.reap(|answer| finished.push(answer));
             at = epoch.elapsed().as_nanos() as u64;

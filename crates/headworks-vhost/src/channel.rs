@@ -64,7 +64,9 @@ impl Channel {
             match self.read(whole - self.bytes.len()) {
                 Ok(0) if self.bytes.is_empty() => return Ok(Received::Closed),
                 Ok(0) => {
-                    return Err(invalid("the front end closed the connection in a message".into()));
+                    return Err(invalid(
+                        "the other side closed the connection in a message".into(),
+                    ));
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use headworks_core::prng::Prng;
 
 use crate::chain::Descriptor;
-use crate::driver::{DriverOptions, Queue, Waiting};
+use crate::driver::{DriverOptions, Queue, Waited, Waiting};
 use crate::features;
 use crate::in_flight::sealed_file;
 use crate::testing::{FEATURES, Machine, Process, Told, copy_of, pair, small};
@@ -306,7 +306,11 @@ fn notifications_are_sent_when_wanted_and_once_a_turn() {
         process.turn(&mut disk);
         assert_eq!(answers(&mut machine.queues[0]).len(), 1);
         // The driver sleeps: it is notified of the first answer alone.
-        assert!(!machine.queues[0].wait(Duration::from_millis(1)), "there is no answer");
+        assert_eq!(
+            machine.queues[0].wait(Duration::from_millis(1)),
+            Waited::TimedOut,
+            "there is no answer"
+        );
         assert_eq!(count_of(call), 0);
     }
 }
@@ -327,9 +331,29 @@ fn sleeping_driver_is_notified() {
             process
         });
         // A lost notification would be this time-out.
-        assert!(queue.wait(Duration::from_secs(60)));
+        assert_eq!(queue.wait(Duration::from_secs(60)), Waited::Answered);
         assert_eq!(answers(queue).len(), 2);
         device.join().unwrap();
+    }
+}
+
+#[test]
+fn wait_ends_when_the_device_closes_the_connection() {
+    for waiting in [Waiting::Sleep, Waiting::Poll] {
+        let (mut machine, mut process, mut disk) = started(DriverOptions { waiting, ..small(4) });
+        let queue = &mut machine.queues[0];
+        let (own, device) = std::os::unix::net::UnixStream::pair().unwrap();
+        queue.set_peer(Some(own.into()));
+        queue.put(0, RequestOp::Read, 0, 512, 0);
+        queue.submit();
+        process.turn(&mut disk);
+        queue.put(1, RequestOp::Read, 0, 512, 0);
+        queue.submit();
+        drop(device);
+        // What was answered before is an answer; a wait that does not see the end would take a minute.
+        assert_eq!(queue.wait(Duration::from_secs(60)), Waited::Answered);
+        assert_eq!(answers(queue).len(), 1);
+        assert_eq!(queue.wait(Duration::from_secs(60)), Waited::Closed);
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::driver::{Driver, DriverOptions, Waiting};
+use crate::driver::{Driver, DriverOptions, Waited, Waiting};
 use crate::features;
 use crate::in_flight::sealed_file;
 use crate::testing::{
@@ -405,7 +405,7 @@ fn write_and_read(driver: &mut Driver, blocks: u64) {
                 }
                 queue.submit();
                 if queue.in_flight() > 0 {
-                    assert!(queue.wait(LONG), "no answer");
+                    assert_eq!(queue.wait(LONG), Waited::Answered, "no answer");
                 }
                 let mut done = Vec::new();
                 queue.reap(|answer| done.push(answer));

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use headworks_core::prng::Prng;
 use headworks_vhost::RequestOp;
-use headworks_vhost::driver::{Driver, DriverError, DriverOptions, SlotStatus};
+use headworks_vhost::driver::{Driver, DriverError, DriverOptions, SlotStatus, Waited};
 
 use crate::cli::complain;
 
@@ -251,12 +251,13 @@ impl World {
             return Ok(());
         }
         let ring = &mut self.driver.queues()[queue];
-        if !ring.wait(wait) && wait == PATIENCE {
-            let left = self.in_flight();
-            return Err(format!(
-                "{left} requests were not answered within {} s",
-                PATIENCE.as_secs()
-            ));
+        let left = match ring.wait(wait) {
+            Waited::TimedOut if wait == PATIENCE => format!("within {} s", PATIENCE.as_secs()),
+            Waited::Closed => "before the device closed the connection".to_owned(),
+            Waited::Answered | Waited::TimedOut => String::new(),
+        };
+        if !left.is_empty() {
+            return Err(format!("{} requests were not answered {left}", self.in_flight()));
         }
         let mut answers = Vec::new();
         ring.reap(|answer| answers.push(answer));

@@ -7,7 +7,7 @@ use super::rings_tests::{Folder, LIMIT, clients, driver, wait_for};
 use headworks::EngineChoice;
 use headworks_core::prng::Prng;
 use headworks_vhost::RequestOp;
-use headworks_vhost::driver::{Driver, Queue};
+use headworks_vhost::driver::{Driver, Queue, Waited};
 
 const SIZE: u64 = 8 << 20;
 const SLOTS: u16 = 8;
@@ -119,7 +119,7 @@ fn verify(machine: &mut Driver, model: &mut [u8], seed: u64, rounds: u32) {
 /// Waits until all requests are answered with this status.
 fn settle(queue: &mut Queue, status: u8) {
     while queue.in_flight() > 0 {
-        assert!(queue.wait(LIMIT), "the device answers");
+        assert_eq!(queue.wait(LIMIT), Waited::Answered, "the device answers");
         queue.reap(|one| assert_eq!(one.status, status));
     }
 }

@@ -12,7 +12,7 @@ use headworks::testing::TempDir;
 use headworks_nbd::client::{Client, ClientOptions, Uri};
 use headworks_nbd::tls::TlsOptions;
 use headworks_nbd::wire::CommandFlags;
-use headworks_vhost::driver::{Driver, DriverError, DriverOptions, Queue, Waiting};
+use headworks_vhost::driver::{Driver, DriverError, DriverOptions, Queue, Waited, Waiting};
 use headworks_vhost::{RequestOp, features};
 
 /// Longer than anything here takes on a loaded machine.
@@ -90,7 +90,7 @@ pub(super) fn one(queue: &mut Queue, op: RequestOp, offset: u64, len: usize) -> 
 }
 
 fn answer(queue: &mut Queue) -> u8 {
-    assert!(queue.wait(LIMIT), "the device answers");
+    assert_eq!(queue.wait(LIMIT), Waited::Answered, "the device answers");
     let mut status = None;
     queue.reap(|one| status = Some(one.status));
     status.unwrap()
@@ -112,7 +112,7 @@ pub(super) fn each_block(queue: &mut Queue, op: RequestOp, first: u64, count: u6
             next += 1;
         }
         queue.submit();
-        assert!(queue.wait(LIMIT), "the device answers");
+        assert_eq!(queue.wait(LIMIT), Waited::Answered, "the device answers");
         let mut done = Vec::new();
         queue.reap(|one| done.push(one));
         for one in done {

@@ -58,6 +58,11 @@ impl Control {
         self.protocol & bits == bits
     }
 
+    /// A second descriptor of the connection.
+    pub(super) fn socket(&self) -> io::Result<OwnedFd> {
+        self.channel.as_fd().try_clone_to_owned()
+    }
+
     pub(super) fn peer(&self) -> Option<u32> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of_val(&peer) as libc::socklen_t;

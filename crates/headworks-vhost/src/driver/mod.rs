@@ -26,7 +26,7 @@ use crate::{QUEUE_SIZE_MAX, QUEUES_MAX, SECTOR};
 use control::Control;
 use memory::DriverMemory;
 
-pub use queue::{Queue, QueueCounts, SlotStatus, Waiting};
+pub use queue::{Queue, QueueCounts, SlotStatus, Waited, Waiting};
 
 /// Most requests of a queue: a direct chain takes at least three descriptors.
 pub const DEPTH_MAX: u16 = 256;
@@ -188,6 +188,8 @@ impl Driver {
     /// Requests in flight stay in flight: with an in-flight region the new process answers them, without one those that the last process
     /// had taken are lost.
     pub fn reconnect(&mut self) -> Result<(), DriverError> {
+        // The last connection ends, whose place a device may give to this one.
+        self.queues.iter_mut().for_each(|queue| queue.set_peer(None));
         self.control = Control::connect(&self.options.socket, self.options.timeout)?;
         let (features, capacity) = self.control.negotiate(self.features)?;
         if features != self.features {
@@ -210,8 +212,9 @@ impl Driver {
             self.control.share_in_flight(about, fd)?;
         }
         self.control.share_memory(&self.memory)?;
-        for queue in &self.queues {
+        for queue in &mut self.queues {
             self.control.start_ring(queue, base(queue.index()))?;
+            queue.set_peer(Some(self.control.socket()?));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! One ring on the driver's side.
 //!
 //! Invariants: a slot is free or in flight; the descriptors of a slot's chain are its own, so a head names its slot. An answer for a slot
-//! that is not in flight is counted as a double one and changes nothing.
+//! that is not in flight is counted as a double one and changes nothing. A wait ends with the connection: a device that has gone answers no more.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -23,6 +23,8 @@ const WRITE: u16 = 2;
 const INDIRECT_FLAG: u16 = 4;
 /// What a status byte holds before the device writes it.
 const NO_STATUS: u8 = 0xff;
+/// How often a queue that polls looks whether its connection has ended.
+const PEER_LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// How a queue waits for answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,18 @@ pub enum Waiting {
     Sleep,
     /// It looks at the used index again and again.
     Poll,
+}
+
+/// How a wait for answers ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Waited {
+    /// There is an answer.
+    Answered,
+    /// There is none, and the time has passed.
+    TimedOut,
+    /// There is none, and the device has closed the connection.
+    Closed,
 }
 
 /// An answer of the device.
@@ -72,6 +86,8 @@ pub struct Queue {
     waiting: Waiting,
     kick: OwnedFd,
     call: OwnedFd,
+    // The connection's socket, while the ring is started on it.
+    peer: Option<OwnedFd>,
     available: u16,
     published: u16,
     used: u16,
@@ -100,6 +116,7 @@ impl Queue {
             waiting: options.waiting,
             kick: event_fd()?,
             call: event_fd()?,
+            peer: None,
             available: 0,
             published: 0,
             used: 0,
@@ -166,6 +183,11 @@ impl Queue {
 
     pub(crate) fn call_fd(&self) -> RawFd {
         self.call.as_raw_fd()
+    }
+
+    /// Sets the connection whose end ends a wait.
+    pub(crate) fn set_peer(&mut self, peer: Option<OwnedFd>) {
+        self.peer = peer;
     }
 
     fn word(&self, place: usize) -> &AtomicU16 {
@@ -364,66 +386,94 @@ impl Queue {
         count
     }
 
-    /// Waits until there is an answer or `timeout` has passed; false: it has passed.
-    pub fn wait(&mut self, timeout: Duration) -> bool {
-        if self.used_index() != self.used {
-            return true;
+    /// Waits until there is an answer, `timeout` has passed or the device has closed the connection.
+    pub fn wait(&mut self, timeout: Duration) -> Waited {
+        if self.has_answer() {
+            return Waited::Answered;
         }
-        match self.waiting {
+        let ended = match self.waiting {
             Waiting::Poll => self.spin(timeout),
             Waiting::Sleep => self.sleep(timeout),
-        }
+        };
+        // What the device has answered before its end counts.
+        if self.has_answer() { Waited::Answered } else { ended }
     }
 
-    fn spin(&self, timeout: Duration) -> bool {
-        // The clock costs more than a look: it is read once in many.
-        let mut deadline = None;
+    fn has_answer(&self) -> bool {
+        self.used_index() != self.used
+    }
+
+    fn spin(&self, timeout: Duration) -> Waited {
+        // The clock costs more than a look, and the socket more than the clock: they are asked once in many.
+        let mut times = None;
         loop {
             for _ in 0..1024 {
-                if self.used_index() != self.used {
-                    return true;
+                if self.has_answer() {
+                    return Waited::Answered;
                 }
                 std::hint::spin_loop();
             }
             // The device may need this CPU.
             std::thread::yield_now();
             let now = Instant::now();
-            if now >= *deadline.get_or_insert(now + timeout) {
-                return false;
+            let (deadline, look) = times.get_or_insert((now + timeout, now + PEER_LOOK_EVERY));
+            if now >= *deadline {
+                return Waited::TimedOut;
+            }
+            if now >= *look {
+                *look = now + PEER_LOOK_EVERY;
+                if self.poll(Duration::ZERO, false) {
+                    return Waited::Closed;
+                }
             }
         }
     }
 
     /// A notification may be of an answer that was reaped before: then it sleeps again.
-    fn sleep(&mut self, timeout: Duration) -> bool {
+    fn sleep(&mut self, timeout: Duration) -> Waited {
         let deadline = Instant::now() + timeout;
-        loop {
+        let ended = loop {
             let index = self.word(self.places.used + 2);
             if notify::arm(index, self.word(self.own_wish()), self.wish, self.used) {
-                break;
+                break Waited::Answered;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                break;
+                break Waited::TimedOut;
             }
             self.counts.waits += 1;
-            self.sleep_once(left);
-        }
+            if self.poll(left, true) {
+                break Waited::Closed;
+            }
+        };
         notify::disarm(self.word(self.own_wish()), self.wish);
-        self.used_index() != self.used
+        ended
     }
 
-    fn sleep_once(&self, timeout: Duration) {
-        let fd = self.call.as_raw_fd();
-        let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1);
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    /// Waits for the end of the connection and, with `takes_calls`, for a notification, which it takes; returns whether the connection has
+    /// ended.
+    fn poll(&self, timeout: Duration, takes_calls: bool) -> bool {
+        let call = self.call.as_raw_fd();
+        let millis = timeout.as_micros().div_ceil(1000);
+        let millis = i32::try_from(millis).unwrap_or(i32::MAX);
+        let asked = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        // Negative descriptors are passed over.
+        let mut fds = [
+            asked(self.peer.as_ref().map_or(-1, AsRawFd::as_raw_fd), libc::POLLRDHUP),
+            asked(if takes_calls { call } else { -1 }, libc::POLLIN),
+        ];
         let mut count = 0_u64;
-        // SAFETY: one structure, and eight bytes; both live until the calls have returned. The descriptor does not block.
+        // SAFETY: two structures, and eight bytes; all live until the calls have returned. The descriptor does not block.
         unsafe {
-            if libc::poll(&raw mut poll, 1, timeout) > 0 {
-                libc::read(fd, (&raw mut count).cast(), 8);
+            // A signal is as a notification of nothing.
+            if libc::poll(fds.as_mut_ptr(), 2, millis) <= 0 {
+                return false;
+            }
+            if fds[1].revents != 0 {
+                libc::read(call, (&raw mut count).cast(), 8);
             }
         }
+        fds[0].revents != 0
     }
 }
 
