@@ -256,3 +256,90 @@ fn listener_whose_certificates_cannot_be_read_offers_only_what_it_did() {
     assert_eq!(server.reloader().certificates(), Ok(true));
     end(server);
 }
+
+#[test]
+fn listener_that_cannot_move_stays() {
+    let folder = Folder::new("moves");
+    let one = folder.listener("one", None, &["a", "b"]);
+    let server = server(
+        &["a=null:size=1M", "b=null:size=1M", "c=null:size=1M"],
+        1,
+        access(std::slice::from_ref(&one)),
+    );
+    let to = |name: &str, spec: &ListenerSpec| ListenerSpec {
+        address: Address::Unix { path: folder.0.join(name), mode: 0o600 },
+        ..spec.clone()
+    };
+    let load = |spec: &ListenerSpec| {
+        let wanted = access(std::slice::from_ref(spec));
+        server.reloader().narrow_access(&wanted).unwrap();
+        server.reloader().access(&wanted)
+    };
+    let waits = folder.waiting("one");
+    let mut lost = to("none/one", &one);
+    lost.exports = vec!["b".into(), "c".into()];
+    let report = load(&lost);
+    let said = format!("; it stays at {}", folder.0.join("one").display());
+    assert!(report.failed[0].contains(&said) && report.changed.is_empty(), "{report:?}");
+    assert_eq!(folder.listed("one"), "b", "what both offer");
+    let report = load(&one);
+    assert_eq!((report, folder.listed("one")), (AccessReport::default(), "a b".into()));
+    drop(waits);
+    // It moves, and is known by its name.
+    let report = load(&to("two", &one));
+    let expected = [
+        format!("listener one at {} was removed", folder.0.join("one").display()),
+        format!("listener one listens at {}", folder.0.join("two").display()),
+    ];
+    assert_eq!((report.changed.as_slice(), report.failed), (expected.as_slice(), Vec::new()));
+    assert_eq!(folder.listed("two"), "a b");
+    assert!(!folder.0.join("one").exists());
+    // Without names of their own, by what they offer.
+    let unnamed = |path: PathBuf| ListenerSpec {
+        name: path.display().to_string(),
+        address: Address::Unix { path, mode: 0o600 },
+        ..one.clone()
+    };
+    let three = unnamed(folder.0.join("three"));
+    assert_eq!(load(&three).changed.len(), 2);
+    let report = load(&unnamed(folder.0.join("none/three")));
+    assert!(report.failed[0].contains("it stays at") && report.changed.is_empty(), "{report:?}");
+    assert_eq!(folder.listed("three"), "a b");
+    // One that the configuration has no more, and nothing in its place, goes.
+    assert_eq!(server.reloader().access(&access(&[])).changed.len(), 1);
+    assert!(!folder.0.join("three").exists());
+    end(server);
+}
+
+#[test]
+fn listener_in_the_way_of_its_successor_is_opened_again() {
+    let folder = Folder::new("ways");
+    let any = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = any.local_addr().unwrap().port();
+    drop(any);
+    let tcp = |address: &str| ListenerSpec {
+        address: Address::Tcp(format!("{address}:{port}").parse().unwrap()),
+        ..folder.listener("t", None, &[])
+    };
+    let disk = ListenerSpec { kind: ListenerKind::VhostUser, ..folder.listener("d", None, &["a"]) };
+    let nbd = ListenerSpec { kind: ListenerKind::Nbd, ..disk.clone() };
+    let server = server(&["a=null:size=1M"], 1, access(&[tcp("127.0.0.1"), nbd.clone()]));
+    let listed = |address: &str| {
+        let uri: Uri = format!("nbd://{address}:{port}/").parse().unwrap();
+        let mut client = OptionNegotiation::open(&uri, Duration::from_secs(20)).unwrap();
+        client.list().unwrap().len()
+    };
+    // One port, and one path with another kind of clients.
+    let report = server.reloader().access(&access(&[tcp("0.0.0.0"), disk]));
+    assert_eq!((report.changed.len(), report.failed), (4, Vec::new()));
+    assert_eq!(listed("127.0.0.2"), 1);
+    // Another program has the port at the address that it is to move to.
+    let report = server.reloader().access(&access(&[tcp("127.0.0.1"), nbd.clone()]));
+    assert_eq!(report.failed, Vec::<String>::new());
+    let other = std::net::TcpListener::bind(format!("127.0.0.3:{port}")).unwrap();
+    let report = server.reloader().access(&access(&[tcp("0.0.0.0"), nbd]));
+    assert!(report.failed[0].contains(&format!("; t at 127.0.0.1:{port} stays")), "{report:?}");
+    assert_eq!((report.changed, listed("127.0.0.1")), (Vec::new(), 1));
+    drop(other);
+    end(server);
+}

@@ -3,11 +3,14 @@
 //! ```text
 //!   narrow_access   old and new rules hold both          (then tenants and exports change)
 //!   load_access     (with those of ctl, see `live_listeners`)
-//!                   close listeners that are gone -> change those that stay -> new rules -> open new listeners
+//!                   change listeners that stay -> open new ones -> close those that are gone -> new rules -> accept clients of new ones
 //! ```
 //!
 //! So a client never sees what neither configuration shows it, whatever moves meanwhile. A listener is known by its address. Clients in
 //! transmission are left alone.
+//!
+//! Rule: a listener that moves is closed when the new one is open, and stays where it is if that cannot be opened. Where both cannot be
+//! open at once (one port, one path) the old one is closed first, and opened again if the new one fails.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use crate::assemble::shown_name;
 use crate::control::tree::{ExportNode, lock};
 use crate::files::directory::{BY_START, DirectoryContext, OfferedExport};
 use crate::handover::ListenerRole;
-use crate::listen::{Address, Listener, dress_file};
+use crate::listen::{Address, ClientListener, dress_file};
 use crate::listener_set::{Acceptors, DoorContexts, ListenerEntry, rules_for};
 use crate::messages::command::ShardCommand;
 use crate::rings::front_end::{FoundExport, FrontEndContext};
@@ -45,7 +48,9 @@ pub fn narrow_access(live: &LiveChanges, wanted: &AccessSpec) -> Result<(), Stri
     let mut stays = live.listeners.entries();
     stays.retain_mut(|entry| {
         entry.failed = None;
-        let new = wanted.listeners.iter().find(|spec| entry.is_at(spec));
+        let at = wanted.listeners.iter().find(|spec| entry.is_at(spec));
+        // One that moves stays if it cannot.
+        let new = at.or_else(|| wanted.listeners.iter().find(|spec| moves_to(entry, spec)));
         let is_own = entry.spec.is_none();
         entry.spec = new.cloned();
         is_own || entry.spec.is_some()
@@ -81,16 +86,17 @@ pub(super) fn apply_access(
     }
     // A directory that cannot take the place of another one before a restart takes none away.
     let waits = wanted.listeners.iter().any(|spec| needs_start(live, spec));
-    let (mut entries, mut acceptors) = (Vec::new(), Acceptors::default());
+    let (mut moves, mut acceptors) = (Moves::default(), Acceptors::default());
     for entry in live.listeners.entries() {
         if let Some(spec) = &entry.spec {
             acceptors.put(spec.tls.clone(), entry.acceptor.clone());
         }
         let wanted = wanted.listeners.iter().find(|spec| entry.is_at(spec));
         match (&entry.spec, wanted) {
-            (None, _) => entries.push(entry),
+            (None, _) => moves.entries.push(entry),
             (Some(_), Some(new)) => {
-                entries.push(change_listener(live, entry, new, &mut acceptors, &mut report));
+                let changed = change_listener(live, entry, new, &mut acceptors, &mut report);
+                moves.entries.push(changed);
             }
             (Some(spec), None)
                 if waits
@@ -101,29 +107,26 @@ pub(super) fn apply_access(
                     "listener {} stays until the server is restarted, which opens another directory for it",
                     entry.name
                 ));
-                entries.push(entry);
+                moves.entries.push(entry);
             }
-            (Some(_), None) => match close_listener(live, &entry) {
-                Ok(()) => report.changed.push(format!("listener {} was removed", entry.name)),
-                Err(why) => {
-                    report.failed.push(format!("listener {} not removed: {why}", entry.name));
-                    entries.push(entry);
-                }
-            },
+            (Some(_), None) => moves.leaving.push(entry),
         }
     }
-    let is_new = |spec: &&ListenerSpec| !entries.iter().any(|entry| entry.is_at(spec));
+    let is_new = |spec: &&ListenerSpec| !moves.entries.iter().any(|entry| entry.is_at(spec));
     let new: Vec<&ListenerSpec> = wanted.listeners.iter().filter(is_new).collect();
-    let mut opened = Vec::new();
-    for spec in new {
-        match open_listener(live, &entries, spec, &mut acceptors) {
-            Ok((entry, listener)) => {
-                entries.push(entry.clone());
-                opened.push((entry, listener));
-            }
-            Err(why) => report.failed.push(format!("listener {} not opened: {why}", spec.name)),
+    let (late, first): (Vec<_>, Vec<_>) = new.into_iter().partition(|spec| moves.must_wait(spec));
+    for spec in first {
+        if let Err(why) = moves.open(live, spec, &mut acceptors) {
+            moves.keep_old(spec, &why, &mut report);
         }
     }
+    moves.close(live, &mut report);
+    for spec in late {
+        if let Err(why) = moves.open(live, spec, &mut acceptors) {
+            moves.reopen_old(live, spec, &why, &mut acceptors, &mut report);
+        }
+    }
+    let Moves { entries, opened, .. } = moves;
     let rules = rules(live, &entries, wanted);
     if let Err(fault) = set_rules(live, rules.clone()) {
         // The server stops, and closes what was opened.
@@ -134,23 +137,141 @@ pub(super) fn apply_access(
     live.listeners.set(entries);
     // After the rules that name them.
     for (entry, listener) in opened {
-        let number = entry.number;
-        let listener = match entry.client_listener(listener, &door_contexts(live)) {
-            Ok(listener) => listener,
-            Err(error) => {
-                report.failed.push(error.to_string());
-                continue;
-            }
-        };
+        let ListenerEntry { number, name, address, failed, .. } = entry;
         match tell_acceptor(live, ShardCommand::AddListener { number, listener }) {
-            Ok(()) => {
-                let ListenerEntry { name, address, .. } = entry;
+            Ok(()) if failed.is_none() => {
                 report.changed.push(format!("listener {name} listens at {address}"));
             }
+            Ok(()) => {}
             Err(fault) => report.failed.push(fault.into_message()),
         }
     }
     report
+}
+
+/// Listeners while some are opened and others closed. Each number is that of one listener of `entries` and `leaving`.
+#[derive(Default)]
+struct Moves {
+    /// Listeners of the next configuration.
+    entries: Vec<ListenerEntry>,
+    /// Open listeners that the next configuration has no more.
+    leaving: Vec<ListenerEntry>,
+    closed: Vec<ListenerEntry>,
+    /// Open listeners of `entries` whose clients are not accepted yet.
+    opened: Vec<(ListenerEntry, ClientListener)>,
+}
+
+impl Moves {
+    /// Whether a new listener can be opened only when those that leave are closed.
+    fn must_wait(&self, spec: &ListenerSpec) -> bool {
+        let all = self.entries.len() + self.leaving.len();
+        all >= LISTENERS_MAX || self.leaving.iter().any(|old| is_in_the_way(old, spec))
+    }
+
+    fn open(
+        &mut self,
+        live: &LiveChanges,
+        spec: &ListenerSpec,
+        acceptors: &mut Acceptors,
+    ) -> Result<(), String> {
+        let beside: Vec<_> =
+            self.entries.iter().chain(&self.leaving).map(|one| one.number).collect();
+        let (entry, listener) = open_listener(live, &beside, spec, acceptors)?;
+        self.entries.push(entry.clone());
+        self.opened.push((entry, listener));
+        Ok(())
+    }
+
+    /// A new listener could not be opened: the one that was to move there stays. It offers what both offer.
+    fn keep_old(&mut self, spec: &ListenerSpec, why: &str, report: &mut AccessReport) {
+        let mut said = format!("listener {} not opened: {why}", spec.name);
+        if let Some(at) = self.leaving.iter().position(|old| moves_to(old, spec)) {
+            let mut old = self.leaving.remove(at);
+            said += &format!("; it stays at {}", old.address);
+            old.failed = Some(spec.clone());
+            self.entries.push(old);
+        }
+        report.failed.push(said);
+    }
+
+    /// Closes the listeners that leave.
+    fn close(&mut self, live: &LiveChanges, report: &mut AccessReport) {
+        for entry in std::mem::take(&mut self.leaving) {
+            match close_listener(live, &entry) {
+                Ok(()) => {
+                    report.changed.push(format!("listener {} was removed", shown_place(&entry)));
+                    self.closed.push(entry);
+                }
+                Err(why) => {
+                    report.failed.push(format!("listener {} not removed: {why}", entry.name));
+                    self.entries.push(entry);
+                }
+            }
+        }
+    }
+
+    /// A new listener could not be opened, for which others had been closed: those are opened again.
+    fn reopen_old(
+        &mut self,
+        live: &LiveChanges,
+        spec: &ListenerSpec,
+        why: &str,
+        acceptors: &mut Acceptors,
+        report: &mut AccessReport,
+    ) {
+        let mut said = format!("listener {} not opened: {why}", spec.name);
+        let concerns = |old: &ListenerEntry| is_in_the_way(old, spec) || moves_to(old, spec);
+        let (again, closed) =
+            std::mem::take(&mut self.closed).into_iter().partition::<Vec<_>, _>(concerns);
+        self.closed = closed;
+        for (old, own) in again.iter().filter_map(|old| Some((old, old.spec.as_ref()?))) {
+            let place = shown_place(old);
+            match self.open(live, own, acceptors) {
+                Ok(()) => {
+                    let removed = format!("listener {place} was removed");
+                    report.changed.retain(|what| *what != removed);
+                    said += &format!("; {place} stays");
+                    let failed = Some(spec.clone());
+                    let count = self.entries.len();
+                    self.entries[count - 1].failed.clone_from(&failed);
+                    let count = self.opened.len();
+                    self.opened[count - 1].0.failed = failed;
+                }
+                Err(why) => said += &format!("; {place} cannot be opened again: {why}"),
+            }
+        }
+        report.failed.push(said);
+    }
+}
+
+/// Name of a listener, and its address if that is not its name.
+fn shown_place(entry: &ListenerEntry) -> String {
+    match *entry.name == *entry.address {
+        true => entry.address.clone(),
+        false => format!("{} at {}", entry.name, entry.address),
+    }
+}
+
+/// Whether a listener becomes `new`, at another address: both have one name or, named by their addresses, one purpose.
+fn moves_to(old: &ListenerEntry, new: &ListenerSpec) -> bool {
+    old.spec.as_ref().is_some_and(|spec| {
+        let is_unnamed = |spec: &ListenerSpec| spec.address.key().as_ref() == Some(&spec.name);
+        let is_same =
+            (spec.kind, &spec.exports, spec.tenant) == (new.kind, &new.exports, new.tenant);
+        spec.name == new.name || is_same && is_unnamed(spec) && is_unnamed(new)
+    })
+}
+
+/// Whether a listener must be closed before `new` can be opened.
+fn is_in_the_way(old: &ListenerEntry, new: &ListenerSpec) -> bool {
+    let Some(spec) = &old.spec else { return false };
+    match (&spec.address, &new.address) {
+        (Address::Tcp(own), Address::Tcp(other)) => {
+            let is_any = own.ip().is_unspecified() || other.ip().is_unspecified();
+            old.port == Some(other.port()) && (is_any || own.ip() == other.ip())
+        }
+        (own, other) => own.key() == other.key(),
+    }
 }
 
 /// Gives a listener what is configured now; returns what it is then. One whose certificates cannot be read, or whose file cannot
@@ -214,24 +335,27 @@ fn needs_start(live: &LiveChanges, spec: &ListenerSpec) -> bool {
     matches!(&spec.address, Address::Directory(path) if !known(path))
 }
 
-/// Opens the socket of a new listener beside `others`.
+/// Opens a new listener, and starts its thread, beside those whose numbers are `others`.
 fn open_listener(
     live: &LiveChanges,
-    others: &[ListenerEntry],
+    others: &[u16],
     spec: &ListenerSpec,
     acceptors: &mut Acceptors,
-) -> Result<(ListenerEntry, Listener), String> {
+) -> Result<(ListenerEntry, ClientListener), String> {
     if needs_start(live, spec) {
         return Err(BY_START.to_owned());
     }
     let acceptor = acceptors.get(&spec.tls).map_err(|error| error.to_string())?;
-    let is_free = |number: &u16| !others.iter().any(|entry| entry.number == *number);
+    let is_free = |number: &u16| !others.contains(number);
     let number = (0..LISTENERS_MAX as u16).find(is_free);
     let number = number.ok_or_else(|| format!("a server has at most {LISTENERS_MAX}"))?;
     let said = |error: ConfigError| error.message.to_string();
     let (entry, listener) = ListenerEntry::open(number, spec, acceptor).map_err(said)?;
     let (role, key) = (ListenerRole::Clients, spec.address.key());
-    live.listeners.keep(&listener, role, key).map_err(said)?;
+    live.listeners.keep(&listener, role, key.clone()).map_err(said)?;
+    // Before anything is closed for it.
+    let listener = entry.client_listener(listener, &door_contexts(live));
+    let listener = listener.inspect_err(|_| live.listeners.forget(key.as_deref())).map_err(said)?;
     Ok((entry, listener))
 }
 
