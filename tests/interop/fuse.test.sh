@@ -122,7 +122,17 @@ check "it takes no writer" refused "read-only" dd if=/dev/zero of="$files/ro" co
 
 check "a file is a client of its export" says_like "fuse .*/disk .*export disk" connections
 check "an export that is added is a file" ctl add "new=mem:size=2M"
-check "with its size" wait_until 10 has_size "$files/new" $((2 << 20))
+check "with its size, at once" has_size "$files/new" $((2 << 20))
+long=$(printf 'n%.0s' {1..300})
+check "an export whose name is too long for a file is added with a note" says_like "^note: export $long is no file in $files: its name is longer" add "$long=mem:size=1M"
+check "--json has it" says_like '"export mn+ is no file in .*: its name is longer' add --json "m$long=mem:size=1M"
+ctl remove "m$long" >/dev/null
+ctl remove "$long" >/dev/null
+echo content >"$files/taken"
+check "so is one whose file cannot be mounted" says_like "^note: export taken is no file in $files: " add "taken=mem:size=1M"
+check "whose content stays" grep -q content "$files/taken"
+rm "$files/taken"
+ctl remove taken >/dev/null
 check "one that no program has open is removed" ctl remove new
 check "and its file is gone" wait_until 10 test ! -e "$files/new"
 check "an export of the same name again is a file" ctl add "new=mem:size=3M"
@@ -181,6 +191,8 @@ serve --config "$DIR/files.toml" --control "$CONTROL"
 sed -i "s|^path = .*|path = \"$DIR/other\"|" "$DIR/files.toml"
 check "a reload says that another directory needs a restart" refused "stays until the server is restarted" ctl reload
 check "and takes no file away" has_size "$files/c" $((1 << 20))
+printf '[[export]]\nname = "%s"\nmem = { size = "1M" }\n' "$long" >>"$DIR/files.toml"
+check "a reload says which export is no file" refused "export $long is no file in $files: its name is longer" ctl reload
 check "its listener is removed by hand" ctl remove-listener "$files"
 check "with the file" wait_until 10 empty
 stop_server

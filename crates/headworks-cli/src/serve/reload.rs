@@ -232,6 +232,7 @@ impl ToldOutcome {
         for (name, what) in &done.changed {
             self.changed(format!("export {name} has {what} now"));
         }
+        done.notes.into_iter().for_each(|note| self.refused(note));
         for (name, why) in &done.kept {
             self.refused(format!("export {name} not changed: {why}"));
         }

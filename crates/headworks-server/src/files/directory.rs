@@ -3,6 +3,7 @@
 //! ```text
 //!   listener begins, exports change --> for each export without a file: mount --device--> client --Attach--> home shard of the export
 //!   client has left its shard --Ended--> unmount
+//!   an export was added --Ask--> answered when it has its file, or gets none: why
 //!   listener closes --> unmount all
 //! ```
 //!
@@ -13,9 +14,9 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use headworks_core::{ExportId, ShardId};
 use tracing::{info, warn};
@@ -37,6 +38,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Time until a file is tried again whose place another listener may just leave, and how often.
 const AGAIN: Duration = Duration::from_millis(500);
 const TRIES: u32 = 6;
+/// Longest wait for the outcome of these tries.
+const OUTCOME: Duration = Duration::from_secs(20);
 /// Why a directory cannot be served that the helper which mounts was not started with.
 pub const BY_START: &str = "its files can be mounted by a start alone; restart the server";
 /// Longest name of a file.
@@ -58,6 +61,36 @@ pub type OfferedExports = dyn Fn() -> Vec<OfferedExport> + Send + Sync;
 /// Calls back after each change of the exports, until that returns false.
 pub type WatchExports = dyn Fn(Box<dyn Fn() -> bool + Send + Sync>) + Send + Sync;
 
+/// The directories of a server, to ask them for files.
+#[derive(Default)]
+pub struct ServedDirectories(Mutex<Vec<Sender<DirectoryNews>>>);
+
+impl ServedDirectories {
+    fn all(&self) -> MutexGuard<'_, Vec<Sender<DirectoryNews>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until each directory has a file of an export that was added, or has tried; returns a sentence for each that has none.
+    pub fn problems_of(&self, export: ExportId) -> Vec<String> {
+        let (answer, answers) = channel();
+        let ask = |one: &Sender<_>| one.send(DirectoryNews::Ask(export, answer.clone())).is_ok();
+        self.all().retain(ask);
+        // The answers end when each directory has dropped its sender.
+        drop(answer);
+        let (deadline, mut problems) = (Instant::now() + OUTCOME, Vec::new());
+        loop {
+            match answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(why) => problems.push(why),
+                Err(RecvTimeoutError::Disconnected) => return problems,
+                Err(RecvTimeoutError::Timeout) => {
+                    problems.push("its file is not mounted yet".to_owned());
+                    return problems;
+                }
+            }
+        }
+    }
+}
+
 /// What the threads of directories have of the server.
 #[derive(Clone)]
 pub struct DirectoryContext {
@@ -71,6 +104,8 @@ pub struct DirectoryContext {
     pub exports: Arc<OfferedExports>,
     /// Tells of their changes.
     pub watch: Arc<WatchExports>,
+    /// The directories that are served, to which each adds itself.
+    pub served: Arc<ServedDirectories>,
 }
 
 /// Ends the thread when the listener is closed.
@@ -103,10 +138,12 @@ pub fn start(
         news: news.clone(),
         files: Vec::new(),
         left: Vec::new(),
+        asked: Vec::new(),
         first: Some(first),
     };
     let builder = std::thread::Builder::new().name("headworks-fuse".into());
     builder.spawn(move || thread.run(&told)).map_err(|error| error.to_string())?;
+    context.served.all().push(news.clone());
     let guard = CloseGuard(news);
     let begin = Box::new(move || drop(guard.0.send(DirectoryNews::Exports)));
     Ok(Directory { begin, first: Some(begun) })
@@ -126,8 +163,10 @@ struct DirectoryThread {
     path: PathBuf,
     news: Sender<DirectoryNews>,
     files: Vec<ServedFile>,
-    /// Exports that have no file any more, or get none.
-    left: Vec<ExportId>,
+    /// Exports that have no file any more, or get none, and why.
+    left: Vec<(ExportId, String)>,
+    /// Questions for exports that have no file yet.
+    asked: Vec<(ExportId, Sender<String>)>,
     first: Option<Sender<Result<(), String>>>,
 }
 
@@ -150,11 +189,17 @@ impl DirectoryThread {
                     self.end(*client);
                     continue;
                 }
+                Ok(DirectoryNews::Ask(export, answer)) => {
+                    self.asked.push((export, answer));
+                    self.answer(is_begun && tries > 0);
+                    continue;
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(DirectoryNews::Close) | Err(RecvTimeoutError::Disconnected) => break,
             }
             if is_begun {
                 tries = if self.serve_all(tries == 1) { 0 } else { tries.saturating_sub(1) };
+                self.answer(tries > 0);
             }
         }
         while let Some(file) = self.files.pop() {
@@ -168,44 +213,54 @@ impl DirectoryThread {
         (self.context.watch)(Box::new(move || news.send(DirectoryNews::Exports).is_ok()));
     }
 
+    /// Answers the questions whose outcome is known: with `is_trying` not those for exports that still may have their files.
+    fn answer(&mut self, is_trying: bool) {
+        let (files, left) = (&self.files, &self.left);
+        self.asked.retain(|(export, answer)| {
+            let why = left.iter().find(|(id, _)| id == export);
+            if let Some((_, why)) = why {
+                // Who has asked may wait no more.
+                let _ = answer.send(why.clone());
+            }
+            is_trying && why.is_none() && !files.iter().any(|file| file.export == *export)
+        });
+    }
+
     /// Gives each export that has none a file; false if one should be tried again. `is_last`: it is not.
     fn serve_all(&mut self, is_last: bool) -> bool {
         let exports = (self.context.exports)();
-        self.left.retain(|id| exports.iter().any(|export| export.id == *id));
-        let mut outcome = Ok(());
+        self.left.retain(|(id, _)| exports.iter().any(|export| export.id == *id));
+        let (mut outcome, mut is_done) = (Ok(()), true);
         for export in exports {
             let is_offered = self.spec.offers(&export.name, None);
             let is_known = self.files.iter().any(|file| file.export == export.id)
-                || self.left.contains(&export.id);
+                || self.left.iter().any(|(id, _)| *id == export.id);
             if is_known || !is_offered {
                 continue;
             }
             let name = file_name(&export.name);
-            if let Err(why) = self.serve(&export, name.clone()) {
+            // Another try changes nothing about a name.
+            let is_last = is_last || name.is_err();
+            if let Err(why) = name.and_then(|name| self.serve(&export, name)) {
                 let shown = shown_name(&export.name);
                 let why = format!("export {shown} is no file in {}: {why}", self.path.display());
                 if is_last || self.first.is_some() {
                     warn!("{why}");
                 }
                 if is_last {
-                    self.left.push(export.id);
+                    self.left.push((export.id, why.clone()));
                 }
+                is_done &= is_last;
                 outcome = Err(why);
             }
         }
-        let is_done = outcome.is_ok() || is_last;
         if let Some(first) = self.first.take() {
             let _ = first.send(outcome);
         }
         is_done
     }
 
-    fn serve(
-        &mut self,
-        export: &OfferedExport,
-        name: Result<String, String>,
-    ) -> Result<(), String> {
-        let name = name?;
+    fn serve(&mut self, export: &OfferedExport, name: String) -> Result<(), String> {
         let device = self.mounts.mount(&self.path, &name)?;
         let attached = self.attach(export, device, &name);
         let client = attached.inspect_err(|_| self.unmount(&name))?;
@@ -232,7 +287,8 @@ impl DirectoryThread {
         };
         let file = self.files.remove(place);
         if client.was_unmounted() {
-            self.left.push(file.export);
+            let why = format!("the file {} was unmounted by its user", file.name);
+            self.left.push((file.export, why));
         }
         self.unmount(&file.name);
         info!(listener = self.spec.name, "the file {} has ended", file.name);

@@ -1,5 +1,9 @@
 //! What the thread of a directory is told, by the listener, the exports and the files themselves.
 
+use std::sync::mpsc::Sender;
+
+use headworks_core::ExportId;
+
 use super::FuseClient;
 
 /// What a directory's thread is told.
@@ -8,6 +12,8 @@ pub enum DirectoryNews {
     Exports,
     /// A file has left its shard.
     Ended(Box<FuseClient>),
+    /// Asks what became of the file of an export, of which the directory has been told.
+    Ask(ExportId, Sender<String>),
     /// The listener is closed.
     Close,
 }

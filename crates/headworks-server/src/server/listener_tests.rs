@@ -305,9 +305,16 @@ fn listener_that_cannot_move_stays() {
     let report = load(&unnamed(folder.0.join("none/three")));
     assert!(report.failed[0].contains("it stays at") && report.changed.is_empty(), "{report:?}");
     assert_eq!(folder.listed("three"), "a b");
-    // One that the configuration has no more, and nothing in its place, goes.
-    assert_eq!(server.reloader().access(&access(&[])).changed.len(), 1);
+    // Removed by hand it goes, and without a place in the configuration.
+    let named = |name: &str| folder.0.join(name).display().to_string();
+    call(&server, "remove-listener", json!({ "listener": named("three") })).unwrap();
     assert!(!folder.0.join("three").exists());
+    let late = json!({ "listener": format!("unix={},exports=a+b", named("late")) });
+    call(&server, "add-listener", late).unwrap();
+    call(&server, "remove-listener", json!({ "listener": named("late") })).unwrap();
+    assert_eq!(load(&one).changed.len(), 1);
+    assert_eq!(server.reloader().access(&access(&[])).changed.len(), 1);
+    assert!(!folder.0.join("one").exists());
     end(server);
 }
 

@@ -66,12 +66,14 @@ fn add_opened(
 ) -> Result<answers::Added, RpcFault> {
     spec.check().map_err(|error| wrong(&error))?;
     let partition = partition_of_served(live, &spec)?;
-    let (entry, notes) = match reserve(live, &spec, partition)? {
+    let (entry, mut notes) = match reserve(live, &spec, partition)? {
         Reserved::Serving(entry) => (*entry, Vec::new()),
         Reserved::Name(_reservation) => add_new(live, &spec, opened)?,
     };
     take_absent(live, &spec.name)?;
     tracing::info!("export {} was added", entry.shown_name());
+    // It is served, but not where programs look for its file.
+    notes.extend(live.directories.problems_of(entry.id));
     Ok(answers::Added { export: entry.shown_name().to_owned(), notes })
 }
 

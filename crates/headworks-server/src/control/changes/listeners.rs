@@ -117,7 +117,7 @@ pub(super) fn apply_access(
     let (late, first): (Vec<_>, Vec<_>) = new.into_iter().partition(|spec| moves.must_wait(spec));
     for spec in first {
         if let Err(why) = moves.open(live, spec, &mut acceptors) {
-            moves.keep_old(spec, &why, &mut report);
+            moves.keep_old(spec, &why, removed, &mut report);
         }
     }
     moves.close(live, &mut report);
@@ -182,10 +182,19 @@ impl Moves {
         Ok(())
     }
 
-    /// A new listener could not be opened: the one that was to move there stays. It offers what both offer.
-    fn keep_old(&mut self, spec: &ListenerSpec, why: &str, report: &mut AccessReport) {
+    /// A new listener could not be opened: the one that was to move there stays, unless `ctl` has removed it. It offers what both offer.
+    fn keep_old(
+        &mut self,
+        spec: &ListenerSpec,
+        why: &str,
+        removed: &[String],
+        report: &mut AccessReport,
+    ) {
         let mut said = format!("listener {} not opened: {why}", spec.name);
-        if let Some(at) = self.leaving.iter().position(|old| moves_to(old, spec)) {
+        let stays = |old: &ListenerEntry| {
+            moves_to(old, spec) && !removed.iter().any(|name| **name == *old.name)
+        };
+        if let Some(at) = self.leaving.iter().position(stays) {
             let mut old = self.leaving.remove(at);
             said += &format!("; it stays at {}", old.address);
             old.failed = Some(spec.clone());
@@ -380,6 +389,7 @@ fn directories(live: &LiveChanges) -> DirectoryContext {
         mounts: live.mounts.clone(),
         exports: Arc::new(exports),
         watch: Arc::new(move |told| watched.watch(told)),
+        served: Arc::clone(&live.directories),
     }
 }
 

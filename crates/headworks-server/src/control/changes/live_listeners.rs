@@ -151,7 +151,8 @@ pub(crate) fn remove(live: &LiveChanges, name: &str) -> Result<answers::Listener
     if is_noted {
         access.removed.push(name.to_owned());
     }
-    let AccessReport { failed, .. } = apply_access(live, &access.wanted(), &access.removed);
+    let removed = [access.removed.as_slice(), &[name.to_owned()]].concat();
+    let AccessReport { failed, .. } = apply_access(live, &access.wanted(), &removed);
     if live.listeners.entries().iter().any(|entry| *entry.name == *name) {
         access.added.extend(added);
         if is_noted {

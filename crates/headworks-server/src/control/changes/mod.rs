@@ -56,6 +56,7 @@ use crate::assemble::TenantSpec;
 use crate::assemble::{ExportSource, ExportSpec};
 use crate::config::ConfigFile;
 use crate::control::inventory::{Inventory, PLACES};
+use crate::files::directory::ServedDirectories;
 use crate::files::mounts::Mounts;
 use crate::listener_set::ListenerSet;
 use crate::loaded::ConfiguredTunables;
@@ -116,6 +117,8 @@ pub struct LiveChanges {
     access: Mutex<LiveAccess>,
     /// What mounts files of FUSE; none in a process that cannot.
     mounts: Option<Arc<dyn Mounts>>,
+    /// The directories of these files.
+    directories: Arc<ServedDirectories>,
 }
 
 impl LiveChanges {
@@ -146,6 +149,7 @@ impl LiveChanges {
             client_limits: ServerOptions::default().connection_limits(),
             access: Mutex::default(),
             mounts: None,
+            directories: Arc::default(),
         }
     }
 

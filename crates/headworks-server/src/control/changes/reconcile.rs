@@ -20,7 +20,7 @@ use crate::option_table::{Effect, OptionTable};
 use crate::options::MissingImage;
 use crate::spec::ExportOption;
 use headworks::house::{Identity, display_size};
-use headworks_control::RpcFault;
+use headworks_control::{RpcFault, answers};
 use serde_json::Value;
 
 /// Result of a reload.
@@ -38,13 +38,18 @@ pub struct ReloadReport {
     pub absent: Vec<(String, String)>,
     /// Exports that could not be added, and the reasons.
     pub failed: Vec<(String, String)>,
+    /// Sentences about exports that were added.
+    pub notes: Vec<String>,
 }
 
 impl ReloadReport {
-    fn note_added<T>(&mut self, name: String, added: &Result<T, RpcFault>) {
+    fn note_added(&mut self, name: String, added: Result<answers::Added, RpcFault>) {
         match added {
-            Ok(_) => self.added.push(name),
-            Err(fault) => self.failed.push((name, sentence(fault))),
+            Ok(added) => {
+                self.added.push(name);
+                self.notes.extend(added.notes);
+            }
+            Err(fault) => self.failed.push((name, sentence(&fault))),
         }
     }
 }
@@ -116,12 +121,12 @@ pub fn reconcile(live: &LiveChanges, wanted: Vec<ExportSpec>) -> Result<ReloadRe
         match there.iter().find(|old| old.spec.name == new.name) {
             Some(old) => update(live, old, &new, &mut reload),
             None if new.spec.base.may_wait() => slow.push(new),
-            None => reload.note_added(name, &add(live, new)),
+            None => reload.note_added(name, add(live, new)),
         }
     }
     let names: Vec<String> = slow.iter().map(|new| shown(&new.name)).collect();
     for (name, added) in names.into_iter().zip(side_by_side(slow, |new| add(live, new))) {
-        reload.note_added(name, &added);
+        reload.note_added(name, added);
     }
     Ok(reload)
 }
