@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -104,6 +105,25 @@ fn wrong(message: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message.into())
 }
 
+/// Whether a file has zeros alone.
+fn is_zero(file: &File) -> io::Result<bool> {
+    let (mut at, mut bytes) = (0_u64, vec![0; 1 << 16]);
+    loop {
+        // SAFETY: a call on an open descriptor.
+        let data = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, libc::SEEK_DATA) };
+        match io::Error::last_os_error() {
+            _ if data >= 0 => at = data as u64,
+            error if error.raw_os_error() == Some(libc::ENXIO) => return Ok(true),
+            error => return Err(error),
+        }
+        let count = file.read_at(&mut bytes, at)?;
+        if count == 0 || bytes[..count].iter().any(|byte| *byte != 0) {
+            return Ok(count == 0);
+        }
+        at += count as u64;
+    }
+}
+
 impl LeftCache {
     /// Opens a file of [`super::CacheMemory`]; `None` if its process died before it was complete. A copy that was cut short is done
     /// again.
@@ -133,7 +153,11 @@ impl LeftCache {
         }
         let first = Mapping::shared(&file, 0, ROWS_AT)?;
         let get = |at| word(&first, at).load(Ordering::Acquire);
-        if get(head::MAGIC) == 0 || get(head::READY) == 0 && get(head::MAGIC) == MAGIC {
+        if get(head::READY) == 0 && get(head::MAGIC) == MAGIC {
+            return Ok(None);
+        }
+        // The first word of a file is the first that is written. An image may begin with zeros, too, and is no file to be removed.
+        if get(head::MAGIC) == 0 && is_zero(&file)? {
             return Ok(None);
         }
         if get(head::MAGIC) != MAGIC {

@@ -418,6 +418,16 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
     assert!(other.unwrap_err().contains("has layout 9, and this version reads layouts up to 2"));
     let foreign = file(|memory| word(memory, head::MAGIC).store(9, Ordering::Relaxed));
     assert!(foreign.unwrap_err().contains("no cache file"));
+    // A process died before the first word; a file system's image begins with a kilobyte of zeros.
+    for (written, expected) in
+        [(0, Ok(false)), (1, Err("is no cache file of headworks".to_owned()))]
+    {
+        let memory = memfd();
+        memory.set_len(1 << 20).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&memory, &[written], 1024 + 56).unwrap();
+        let opened = LeftCache::open(memory).map(|left| left.is_some());
+        assert_eq!(opened.map_err(|error| error.to_string()), expected);
+    }
     for at in [head::ROWS, head::SHARDS, head::CONTROL_LEN] {
         let memory = memfd();
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];

@@ -43,6 +43,7 @@ mod shown;
 mod signals;
 mod top;
 mod tunables;
+mod value_words;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -203,6 +204,11 @@ pub fn explain(error: &clap::Error) -> ExitCode {
         return ExitCode::from(USAGE);
     }
     if let Some(sentence) = no_text(error, std::env::args_os()) {
+        complain(sentence);
+        return ExitCode::from(USAGE);
+    }
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(sentence) = value_words::sentence(error, &command(), &words) {
         complain(sentence);
         return ExitCode::from(USAGE);
     }

@@ -7,7 +7,7 @@ use headworks_core::{ConfigError, QueueOptions, Tunable};
 use headworks_server::config::{
     DirtySettings, Origin, QueueSettings, Tuned, parse_dirty, tune_dirty, tune_queue,
 };
-use headworks_server::parse_time;
+use headworks_server::{nearest_name, parse_time};
 
 use crate::known_words::SCHEDULERS;
 
@@ -122,8 +122,7 @@ fn setting(word: &str) -> Result<ParsedSetting, ConfigError> {
         let live = Tunable::ALL.into_iter().filter(|tunable| tunable.is_live());
         let mut names: Vec<String> = live.map(|tunable| tunable.name().to_owned()).collect();
         names.extend(DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())));
-        let message = format!("`{word}` is not NAME=VALUE; known names: {}", names.join(", "));
-        return Err(ConfigError::new("set", message));
+        return Err(no_setting(word, &names));
     };
     Ok(ParsedSetting::Queue(tunable, tunable.parse(value)?))
 }
@@ -133,11 +132,25 @@ fn dirty_setting(word: &str, text: &str) -> Result<ParsedSetting, ConfigError> {
         .split_once('=')
         .and_then(|(name, value)| DirtyTunable::from_name(name).map(|tunable| (tunable, value)));
     let Some((tunable, value)) = found else {
-        let names = DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())).join(", ");
-        let message = format!("`{word}` is not NAME=VALUE; known names: {names}");
-        return Err(ConfigError::new("set", message));
+        return Err(no_setting(
+            word,
+            &DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())),
+        ));
     };
     parse_dirty(tunable, value).map(|value| ParsedSetting::Dirty(tunable, value))
+}
+
+/// The error for a setting that is not NAME=VALUE, or whose name is none of the known `names`.
+fn no_setting(word: &str, names: &[String]) -> ConfigError {
+    let known = format!("known names: {}", names.join(", "));
+    let Some((name, _)) = word.split_once('=') else {
+        return ConfigError::new("set", format!("`{word}` is not NAME=VALUE; {known}"));
+    };
+    let last = |path: &str| path.rsplit('/').next() == Some(name);
+    let near = names.iter().find(|path| last(path)).map(String::as_str);
+    let near = near.or_else(|| nearest_name(name, names.iter().map(String::as_str)));
+    let right = near.map_or(known, |near| format!("the nearest is `{near}`"));
+    ConfigError::new("set", format!("there is no tunable `{name}`; {right}"))
 }
 
 fn time(word: &str) -> Result<u64, String> {
@@ -177,12 +190,16 @@ mod tests {
     #[test]
     fn unknown_setting_lists_the_known_ones() {
         let error = |word: &str| queue(&[word]).dirty().unwrap_err().to_string();
-        assert!(error("vm/dirty=1").contains("vm/dirty_background_bytes"));
+        assert!(error("vm/dirt=1").contains("vm/dirty_background_bytes"));
+        assert!(error("nr_request=1").contains("the nearest is `nr_requests`"));
         assert!(error("vm/dirty_bytes").contains("NAME=VALUE"));
         assert!(error("vm/dirty_bytes=1GB").contains("dirty_bytes"));
         assert!(error("vm/dirty_bytes=1").contains("8192.."));
         assert!(error("vm/dirty_ratio=91").contains("1..=90"));
         let error = queue(&["dirty_bytes=1"]).dirty().unwrap_err().to_string();
-        assert!(error.contains("vm/dirty_bytes"), "{error}");
+        assert_eq!(
+            error,
+            "set: there is no tunable `dirty_bytes`; the nearest is `vm/dirty_bytes`"
+        );
     }
 }

@@ -69,9 +69,15 @@ fn part(key: &str) -> Option<Part> {
 /// A sentence with valid examples.
 pub fn set_limit(limits: &mut Limits, key: &str, word: &str) -> Result<(), String> {
     let part = part(key).ok_or_else(|| {
-        let near = nearest_name(key, LIMIT_KEYS);
-        let near = near.map_or_else(|| LIMIT_KEYS.join(", "), str::to_owned);
-        format!("`{key}` is no limit; did you mean {near}?")
+        // `iops` is nearer to iops-total than a typing error would be.
+        let longer = |known: &&str| known.split_once('-').is_some_and(|(kind, _)| kind == key);
+        match nearest_name(key, LIMIT_KEYS).or_else(|| LIMIT_KEYS.into_iter().find(longer)) {
+            Some(near) => format!("`{key}` is no limit; did you mean {near}?"),
+            None => format!(
+                "`{key}` is no limit; bps and iops of total, read and write are, as in iops-total, each with -max and -max-length, and \
+                 iops-size"
+            ),
+        }
     })?;
     let amount = |kind: LimitKind| match word {
         "none" | "max" => Ok(0),

@@ -23,6 +23,7 @@ use super::reload_request::ReloadHook;
 use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
 use headworks::house::Pool;
+use headworks::house::display_size;
 use headworks_nbd::tls::TlsOptions;
 
 /// Bios in flight of one shard's own clients.
@@ -254,7 +255,13 @@ impl ServerOptions {
         self.clients.validate()?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
         // Room for two of the largest requests: one, and the reserve.
-        range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
+        let (least, most) = (2 * Pool::LARGEST, 1 << 40);
+        if (least..=most).contains(&self.buffers) {
+            return Ok(());
+        }
+        let [value, least, most] =
+            [self.buffers, least, most].map(|bytes| display_size(bytes as u64));
+        Err(ConfigError::new("buffers", format!("{value} is not within {least} to {most}")))
     }
 
     /// Bounds of each connection.

@@ -80,6 +80,8 @@ pub fn switches(serve: Command) -> Command {
             .default_value("false")
             .default_missing_value("true")
             .hide_default_value(true),
+        // Otherwise a number below zero would be an unknown option.
+        action if action.takes_values() && !arg.is_positional() => arg.allow_negative_numbers(true),
         _ => arg,
     })
 }

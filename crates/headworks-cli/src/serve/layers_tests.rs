@@ -181,7 +181,7 @@ fn errors_name_their_position() {
         Ok(effective) => plan(&effective).unwrap_err().to_string(),
     };
     let port = refused("", &[("HEADWORKS_PORT", "99999")]);
-    assert!(port.starts_with("environment: HEADWORKS_PORT: port: 99999 is not in"), "{port}");
+    assert!(port.starts_with("environment: HEADWORKS_PORT: port: `99999` is no port"), "{port}");
     let set = refused("", &[("HEADWORKS_SET", "vm/dirty_ratio=5 nonsense")]);
     assert!(set.starts_with("environment: HEADWORKS_SET: set: `nonsense` is not"), "{set}");
     assert!(refused("", &[]).starts_with("nothing to serve"));

@@ -171,7 +171,14 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
             Some(owner) => files.owned_by(owner),
             None => files,
         });
-        opened.map_err(|error| format!("{}: {error}", path.display()))
+        let shown = path.display();
+        opened.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                format!("fuse: there is no directory {shown}; make it first")
+            }
+            io::ErrorKind::NotADirectory => format!("fuse: {shown} is not a directory"),
+            _ => format!("fuse: {shown}: {error}"),
+        })
     };
     let directories: Result<Vec<_>, _> = arguments.map(opened).collect();
     let mut directories = match directories {

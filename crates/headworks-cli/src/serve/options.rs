@@ -166,7 +166,7 @@ pub struct ListenArgs {
     #[arg(long, value_name = "MODE", default_value = "600")]
     pub(super) unix_mode: String,
     /// Listen on this TCP port; 0 takes a free one
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = port)]
     pub(super) port: Option<u16>,
     /// TCP address to listen on, with --port
     #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
@@ -215,7 +215,7 @@ pub struct ThreadArgs {
     #[arg(long)]
     pub(super) spread: bool,
     /// CPUs of the shards, in order: 0,1
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    #[arg(long, value_parser = cpu, value_delimiter = ',', value_name = "LIST")]
     pub(super) cpus: Vec<usize>,
 }
 
@@ -261,6 +261,17 @@ fn time(word: &str) -> Result<u64, String> {
 }
 
 fn metrics_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse()
-        .map_err(|_| "not an address and a port such as 127.0.0.1:9100 or [::1]:9100".into())
+    text.parse().map_err(|_| {
+        format!("`{text}` is not an address and a port such as 127.0.0.1:9100 or [::1]:9100")
+    })
+}
+
+fn port(word: &str) -> Result<u16, String> {
+    let wrong = |_| format!("`{word}` is no port; 0 to 65535 are, and 10809 is that of NBD");
+    word.parse().map_err(wrong)
+}
+
+fn cpu(word: &str) -> Result<usize, String> {
+    let wrong = |_| format!("`{word}` is no number of a CPU; a list is written 0,1,2,3");
+    word.parse().map_err(wrong)
 }

@@ -1,7 +1,6 @@
 //! Options of `serve` by name, derived from clap: what a file and the environment may set, and the effective values.
 
 use std::collections::BTreeMap;
-use std::error::Error as _;
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
@@ -12,6 +11,7 @@ use headworks_server::nearest_name;
 use super::layers::{OptionError, is_given};
 use super::source::{PREFIX, variable};
 use crate::tunables::QueueArgs;
+use crate::value_words::reason;
 
 /// Options of the command line only.
 const NOT_IN_FILES: [&str; 8] =
@@ -103,7 +103,7 @@ impl OptionTable {
         // Missing or conflicting options are checked when all sources are merged.
         match error.kind() {
             ErrorKind::MissingRequiredArgument | ErrorKind::ArgumentConflict => Ok(()),
-            _ => Err(format!("{name}: {}", reason(&error, setting.word()))),
+            _ => Err(format!("{name}: {}", reason(&error, Some(arg), setting.word()))),
         }
     }
 
@@ -167,7 +167,7 @@ impl OptionTable {
         let queue = reader
             .try_get_matches_from(line)
             .and_then(|matches| QueueArgs::from_arg_matches(&matches))
-            .map_err(|error| reason(&error, setting.word()))?;
+            .map_err(|error| reason(&error, Some(arg), setting.word()))?;
         let (queue, vm) =
             queue.settings(&Origin::Environment).map_err(|error| error.to_string())?;
         Ok(ConfigFile { queue, vm, ..ConfigFile::default() })
@@ -220,18 +220,4 @@ fn value_of(matches: &ArgMatches, arg: &Arg) -> Value {
 
 fn is_list(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some()
-}
-
-/// clap's objection to a value in one line, without the option's name.
-fn reason(error: &clap::Error, word: &str) -> String {
-    if let Some(source) = error.source() {
-        return match source.to_string() {
-            short if short.contains(word) && !word.is_empty() => short,
-            short => format!("`{word}`: {short}"),
-        };
-    }
-    let text = error.render().to_string();
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("For more"));
-    let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    lines.join(" ").replacen("error: ", "", 1)
 }

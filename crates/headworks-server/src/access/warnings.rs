@@ -2,6 +2,7 @@
 
 use super::{AccessSpec, ListenerSpec};
 use crate::assemble::shown_name;
+use crate::did_you_mean::nearest_name;
 use crate::listen::Address;
 use crate::name_pattern::fits_any;
 use crate::options::ServerOptions;
@@ -17,6 +18,18 @@ fn names(all: &[&str]) -> String {
     match all.len() - all.len().min(NAMES_MAX) {
         0 => first,
         more => format!("{first} and {more} more"),
+    }
+}
+
+/// What listeners with names of no export may mean: the nearest name, or those that there are.
+fn right_names(idle: &[&str], exports: &[(&str, Option<TenantName>)]) -> String {
+    let known: Vec<&str> = exports.iter().map(|(name, _)| shown_name(name)).collect();
+    let near = idle.iter().find_map(|name| nearest_name(name, known.iter().copied()));
+    match (near, known.as_slice()) {
+        (Some(near), _) => format!("; the nearest is `{near}`"),
+        (None, []) => String::new(),
+        (None, [only]) => format!("; the only one is {only}"),
+        (None, all) => format!("; there are {}", names(all)),
     }
 }
 
@@ -47,7 +60,12 @@ pub fn access_warnings(
             idle.retain(|pattern| !pattern.contains(['*', '?']));
         }
         if !idle.is_empty() {
-            warnings.push(format!("listener {}: no export is named {}", spec.name, names(&idle)));
+            warnings.push(format!(
+                "listener {}: no export is named {}{}",
+                spec.name,
+                names(&idle),
+                right_names(&idle, exports)
+            ));
         }
     }
     warnings.extend(unasked_certificates(options, access, exports));
@@ -105,10 +123,15 @@ mod tests {
         assert!(said.contains("listener l: there is no tenant `acmee`; the nearest is `acme`"));
         let exports = ["a-*", "default", "b", "c?"].map(str::to_owned).to_vec();
         let said = warned(ListenerSpec { exports, ..ListenerSpec::open(tcp()) }, &[]);
-        assert_eq!(said, "listener l: no export is named b");
+        assert_eq!(said, "listener l: no export is named b; there are a-1, default");
         let exports = ["b-*", "c?"].map(str::to_owned).to_vec();
         let said = warned(ListenerSpec { exports, ..ListenerSpec::open(tcp()) }, &[]);
-        assert_eq!(said, "listener l: no export is named b-*, c?");
+        assert_eq!(said, "listener l: no export is named b-*, c?; there are a-1, default");
+        let said = warned(
+            ListenerSpec { exports: vec!["defualt".into()], ..ListenerSpec::open(tcp()) },
+            &[],
+        );
+        assert_eq!(said, "listener l: no export is named defualt; the nearest is `default`");
         assert_eq!(
             warned(ListenerSpec { tenant: tenant("acme"), ..ListenerSpec::open(tcp()) }, &[]),
             ""

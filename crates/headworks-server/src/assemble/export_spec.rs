@@ -63,7 +63,7 @@ impl ExportSpec {
     /// # Errors
     /// The text is invalid.
     pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
-        let (name, spec) = split_name(text);
+        let (name, spec) = split_name(text)?;
         let (share, rest) = ExportOptions::take(spec)?;
         let layers = Spec::layers(&rest)?;
         let (spec, layers) = (Spec::of_layers(&layers)?, layers.into());
@@ -85,14 +85,35 @@ impl ExportSpec {
 }
 
 /// Splits `NAME=SPEC`: a name has letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specifications.
-fn split_name(text: &str) -> (Option<&str>, &str) {
+///
+/// # Errors
+/// What stands where a name does is none, and the text is no specification: no type's, and no file's path.
+fn split_name(text: &str) -> Result<(Option<&str>, &str), ConfigError> {
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
     };
     match text.split_once('=') {
-        Some((name, spec)) if is_name(name) => (Some(name), spec),
-        _ => (None, text),
+        Some((name, spec)) if is_name(name) => Ok((Some(name), spec)),
+        Some((name, spec)) if is_meant_as_name(name, spec) && !Path::new(text).exists() => {
+            Err(ConfigError::new(
+                "export",
+                format!(
+                    "`{name}` is no name for NAME=SPEC, which is made of letters a to z, digits, `.`, `_` and `-`; an [[export]] of a file \
+                     may have any name, and a path with an equals sign starts with ./ or /"
+                ),
+            ))
+        }
+        _ => Ok((None, text)),
     }
+}
+
+/// Whether `word` is a name that someone wrote before `=SPEC`, and neither a type with its first key nor the beginning of a path.
+fn is_meant_as_name(word: &str, spec: &str) -> bool {
+    let starts_with_type = |text: &str| {
+        text.split_once(':').is_some_and(|(kind, _)| Layer::kinds().any(|(known, _)| known == kind))
+    };
+    let is_path = word.starts_with(['/', '.']) && !starts_with_type(spec);
+    !starts_with_type(word) && !is_path && (starts_with_type(spec) || !word.contains(':'))
 }
 
 /// Checks a list of exports without opening anything.
@@ -227,6 +248,34 @@ pub(crate) fn no_size(kind: &str) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stands_before_a_specification_is_a_name_or_refused() {
+        for text in [
+            "my disk=file:path=a.img",
+            "my disk=a.img",
+            "a/b=mem:size=1M",
+            "x:y=mem:size=1M",
+            "=a.img",
+            "\u{fc}=a.img",
+            "./a=mem:size=1M",
+        ] {
+            let wrong = ExportSpec::parse(text, false).unwrap_err().to_string();
+            let name = text.split('=').next().unwrap();
+            assert!(wrong.starts_with(&format!("export: `{name}` is no name")), "{wrong}");
+        }
+        for text in [
+            "delay:of=file:path=a.img",
+            "delay:read=5ms,of=file:path=a=b.img",
+            "file:path=my disk=b.img",
+            "./my disk=b.img",
+            "/srv/a=b/disk.img",
+            "../a=b.img",
+            "a=my disk=b.img",
+        ] {
+            assert!(ExportSpec::parse(text, false).is_ok(), "{text}");
+        }
+    }
 
     #[test]
     fn names_are_those_that_clients_can_ask_for() {

@@ -97,11 +97,15 @@ impl Address {
 }
 
 fn check_directory(path: &Path) -> Result<(), ConfigError> {
-    let wrong = |what| ConfigError::new("path", format!("{what}: {}", path.display()));
+    let shown = path.display();
+    let wrong = |what| Err(ConfigError::new("path", what));
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => Err(wrong("not a directory".to_owned())),
-        Err(error) => Err(wrong(error.to_string())),
+        Ok(_) => wrong(format!("{shown} is not a directory")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            wrong(format!("there is no directory {shown}; make it first"))
+        }
+        Err(error) => wrong(format!("{shown}: {error}")),
     }
 }
 
