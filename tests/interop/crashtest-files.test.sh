@@ -131,6 +131,13 @@ rm -rf "$other"
 
 # What cannot be tested says why.
 check "a blind check is told" cannot_run 'the check is blind' --run 'echo a >$dir/a; echo ok' --check true
+in_lines() { # what a check says has a line of its own for each, and no escape for their ends
+    "$HEADWORKS" crashtest --run 'echo a >$dir/a; echo ok' --check 'echo one; printf "tw\\033o\n"; echo wrong; exit 1' 2>"$DIR/err" && return 1
+    cat "$DIR/err"
+    grep -qx 'headworks: error: the check fails without a power cut: wrong' "$DIR/err" && grep -qx '    one' "$DIR/err" &&
+        grep -qxF '    tw\u{1b}o' "$DIR/err" && ! grep -qF '\n' "$DIR/err"
+}
+check "a failing check's lines are lines" in_lines
 check "a check that fails by itself" cannot_run 'the check fails without a power cut: wrong' --run 'echo a >$dir/a; echo ok' --check 'echo wrong; exit 1'
 check "a program that promises nothing" cannot_run 'promised nothing' --run 'echo a >$dir/a' --check '[ -e $dir/a ]'
 check "a program that changes nothing" cannot_run 'changed nothing' --run 'echo ok #$dir' --check true

@@ -98,12 +98,12 @@ pub fn complain(error: impl std::fmt::Display) {
     shown::print_error(format_args!("headworks: error: {error}"));
 }
 
-/// Prints an error about the command line, with lines of usage.
-fn complain_with_usage(text: &str) {
-    let (error, usage) = text.split_once('\n').unwrap_or((text, ""));
+/// Prints an error with further lines, as those of usage or of what a program said.
+pub fn complain_in_lines(text: &str) {
+    let (error, further) = text.split_once('\n').unwrap_or((text, ""));
     complain(error);
     let mut lines = shown::Lines::default();
-    usage.lines().for_each(|line| lines.push(line));
+    further.lines().for_each(|line| lines.push(line));
     shown::print_error(lines.into_text());
 }
 
@@ -212,7 +212,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
         complain(sentence);
         return ExitCode::from(USAGE);
     }
-    complain_with_usage(text.trim_end());
+    complain_in_lines(text.trim_end());
     ExitCode::from(USAGE)
 }
 

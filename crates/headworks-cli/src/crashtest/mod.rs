@@ -26,7 +26,8 @@ pub fn run(options: &CrashtestArgs) -> ExitCode {
         Ok(false) => ExitCode::SUCCESS,
         Ok(true) => ExitCode::from(BROKEN),
         Err(error) => {
-            crate::complain(error);
+            // With what the check said, in lines.
+            crate::complain_in_lines(&error);
             ExitCode::from(crate::USAGE)
         }
     }

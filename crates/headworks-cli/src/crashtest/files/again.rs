@@ -1,6 +1,6 @@
 //! A record again: read from its file; one of its states made, checked and kept.
 
-use crate::shown::print_line;
+use crate::shown::{Lines, print_line, print_text};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -58,7 +58,10 @@ pub fn state(
             serde_json::json!({ "state": word.state.to_string(), "hash": format!("{hash:016x}"), "broken": broken, "said": said })
         );
     } else {
-        print_line!("state {}, directory {hash:016x}: {said}{}", word.state, judge.said());
+        let text = format!("state {}, directory {hash:016x}: {said}{}", word.state, judge.said());
+        let mut lines = Lines::default();
+        text.lines().for_each(|line| lines.push(line));
+        print_text!("{}", lines.into_text());
     }
     Ok(broken)
 }
