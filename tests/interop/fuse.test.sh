@@ -156,7 +156,7 @@ frozen() { # a write waits for the thaw
     ctl freeze disk || return 1
     dd if=/dev/zero of="$disk" bs=4k count=1 conv=notrunc status=none &
     local writer=$!
-    wait_until 10 says_like '"oldest_s": ?[0-9]' connections --json && kill -0 "$writer" && ctl thaw disk && wait "$writer"
+    wait_until 10 says_like 'export disk, .*, [1-9][0-9]* waiting, the oldest for' connections && kill -0 "$writer" && ctl thaw disk && wait "$writer"
 }
 check "a freeze stops its writes" frozen
 

@@ -398,13 +398,14 @@ pub(crate) fn who(one: &Connection) -> String {
 fn show_connections(connections: &[Connection]) -> String {
     let line = |one: &Connection| {
         format!(
-            "{}: {} at {}, export {}, class {}, {} in flight{}\n",
+            "{}: {} at {}, export {}, class {}, {} in flight{}{}\n",
             one.id,
             who(one),
             or_dash(one.listener.as_ref()),
             or_dash(one.export.as_ref()),
             or_dash(one.ioprio.as_ref()),
             one.in_flight,
+            if one.waiting > 0 { format!(", {} waiting", one.waiting) } else { String::new() },
             one.oldest_s.map_or(String::new(), |age| format!(", the oldest for {}", seconds(age)))
         )
     };

@@ -240,6 +240,17 @@ fn remarks(exports: &[Export]) -> String {
     exports.iter().map(lines).collect()
 }
 
+/// The dirty bytes of an export's image, in its first row alone: others name it, so that a sum counts them once.
+fn dirty(row: &Export, exports: &[Export]) -> String {
+    let first = exports
+        .iter()
+        .find(|one| one.name == row.name || row.dirty_shared_with.contains(&one.name));
+    match first.filter(|first| first.name != row.name) {
+        Some(first) => format!("as {}", first.name),
+        None => display_size(row.dirty),
+    }
+}
+
 /// Formats the list of exports; columns are as wide as their content.
 fn table(exports: &[Export]) -> String {
     let head = [
@@ -259,7 +270,7 @@ fn table(exports: &[Export]) -> String {
             row.weight.to_string(),
             row.ioprio.clone(),
             row.clients.to_string(),
-            display_size(row.dirty),
+            dirty(row, exports),
             limited(row.limited_seconds),
             target(row.latency_target_us),
             row.in_flight.oldest.as_ref().map_or_else(|| "-".to_owned(), |one| seconds(one.age_s)),
@@ -295,6 +306,13 @@ mod tests {
         );
         assert!(lines[2].starts_with("a-long-name  1 GiB") && lines[2].contains(" ro "));
         assert_eq!(table(&json!([])).lines().count(), 1);
+        // The dirty bytes of an image stand once, whatever exports it has.
+        let mut parts = json!([row("whole", 1), row("part", 1), row("other", 1)]);
+        parts[0]["dirty_shared_with"] = json!(["part"]);
+        parts[1]["dirty_shared_with"] = json!(["whole"]);
+        let text = table(&parts);
+        assert_eq!(text.matches(" 4 KiB ").count(), 2, "{text}");
+        assert!(text.lines().nth(2).unwrap().contains(" as whole "), "{text}");
         let mut absent = row("c", 0);
         for name in ["size", "device", "cache"] {
             absent[name] = Value::Null;

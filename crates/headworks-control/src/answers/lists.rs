@@ -25,6 +25,8 @@ records! {
         ioprio: Option<String>,
         /// number of its requests in flight
         in_flight: usize,
+        /// number of its requests that wait for a limit, a thaw or memory before they are in flight
+        waiting: usize,
         /// seconds since the oldest request came that is not answered, or null
         oldest_s: Option<f64>,
         /// times of its requests by kind (read, write, flush, trim, zero, prefetch, block_status) and stage; stages at which none waited are left out; null before it chose an export
@@ -75,8 +77,10 @@ records! {
         ioprio: String,
         /// number of clients
         clients: usize,
-        /// bytes in the cache that are not written yet
+        /// bytes in the cache that are not written yet, of its whole image
         dirty: u64,
+        /// the other exports of its image, whose dirty bytes these are, too
+        dirty_shared_with: Vec<String>,
         /// bytes whose write-out failed
         failed: u64,
         /// seconds for which requests waited for limits

@@ -502,6 +502,7 @@ impl Queries {
                 export: connection.chosen.and_then(|(export, _)| name(export)),
                 ioprio: connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
                 in_flight: connection.in_flight,
+                waiting: connection.waiting,
                 oldest_s: connection.oldest_ns.map(|ns| ns as f64 / 1e9),
                 latency: connection.latency.as_ref().map(|table| latency::compact(&table.into())),
             }

@@ -474,6 +474,8 @@ pub struct ConnectionReport {
     pub chosen: Option<(ExportId, Ioprio)>,
     /// Number of requests in flight.
     pub in_flight: usize,
+    /// Number of requests that wait before they are in flight.
+    pub waiting: usize,
     /// Nanoseconds since the oldest request came that is not answered.
     pub oldest_ns: Option<u64>,
     /// Wait times; none before transmission.

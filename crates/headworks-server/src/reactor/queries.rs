@@ -10,7 +10,7 @@ use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, Vol
 use super::{Reactor, in_flight, latency, targets};
 use crate::client::ShardClient;
 use crate::latency::usage::VolumeUse;
-use crate::messages::in_flight::Unanswered;
+use crate::messages::in_flight::{Unanswered, WaitPlace};
 use crate::messages::query::{
     CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, QueryAnswer,
     VolumeReport,
@@ -270,6 +270,10 @@ impl Reactor {
                 return (some, Some(slot));
             }
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
+            let mut waiting = 0;
+            connection.each_unanswered(now, |one, bio| {
+                waiting += usize::from(bio.is_none() && one.place != WaitPlace::Elsewhere)
+            });
             some.push(ConnectionReport {
                 id: connection.id(),
                 kind: connection.kind(),
@@ -277,6 +281,7 @@ impl Reactor {
                 listener: connection.listener().cloned(),
                 chosen: connection.binding().map(|binding| (binding.export, binding.ioprio)),
                 in_flight: connection.in_flight(),
+                waiting,
                 oldest_ns: connection.oldest_request_ns(now),
                 latency: connection.latency().map(|(_, table)| table.clone()),
             });

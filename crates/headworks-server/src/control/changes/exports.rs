@@ -71,6 +71,12 @@ pub fn exports(
             limited_seconds: counts.limited_seconds(LimitTarget::Export(entry.id)),
             clients: report.clients,
             dirty: report.dirty,
+            dirty_shared_with: tree
+                .exports
+                .iter()
+                .filter(|other| other.volume == entry.volume && other.id != entry.id)
+                .map(|other| other.shown_name().to_owned())
+                .collect(),
             failed: report.failed,
             state: state.to_owned(),
             device_state: Some(device_state.name().to_owned()),
