@@ -292,6 +292,7 @@ fn head_of_map(volume: &LeftVolume) -> String {
         "# Blocks that a server had not written to the image: offset length, in bytes\n".to_owned();
     if let Some(row) = &volume.row {
         map += &format!("# {}\n", row.path.display().to_string().escape_debug());
+        map += &format!("# image {}\n", row.identity);
     }
     map
 }

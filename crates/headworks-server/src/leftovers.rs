@@ -34,7 +34,7 @@ use headworks_core::{ConfigError, VolumeId};
 use headworks_nbd::client::Export;
 
 use crate::export_range::ExportRange;
-use crate::recovery::write_to_state;
+use crate::recovery::{notes_of, write_to_state};
 
 /// Removes a file whose data are all on their images.
 type Remove = Box<dyn FnOnce() + Send>;
@@ -330,8 +330,10 @@ impl Leftovers {
             self.await_ending(path, image)?;
         }
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut done = RestoredImage::default();
+        // Of earlier starts: those of this one are told when they are written.
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let notes = notes_of(image.identity(), &absolute);
+        let mut done = RestoredImage { notes, ..RestoredImage::default() };
         let (state, is_plain) = (ImageState::of(image), writer.is_plain());
         for file in files.iter_mut() {
             let dead = DeadServer::of(&file.cache);
