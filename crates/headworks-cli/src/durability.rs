@@ -3,6 +3,7 @@
 use headworks::house::display_size;
 use headworks_core::WriteMode;
 use headworks_core::writeback::DirtyOptions;
+use headworks_server::AutoCache;
 
 /// The properties of an export that decide what a crash loses.
 #[derive(Clone, Copy)]
@@ -23,6 +24,18 @@ pub fn dirty_limit(bytes: u64, dirty: &DirtyOptions) -> u64 {
         0 => (u128::from(bytes) * u128::from(dirty.dirty_ratio) / 100) as u64,
         limit => limit.min(bytes),
     }
+}
+
+/// How much of a cache may be dirty, in words: `256 MiB`, and that of an automatic size `up to` so many bytes where the disks write that
+/// within seconds, if its memory is `kept` for the next server.
+pub fn dirty_most(limit: u64, auto: Option<AutoCache>, dirty: &DirtyOptions, kept: bool) -> String {
+    let words = display_size(limit);
+    let most = auto.map_or(0, |auto| dirty_limit(auto.room, dirty));
+    if !kept || dirty.dirty_bytes > 0 || most <= limit {
+        return words;
+    }
+    let seconds = AutoCache::written_out_within(dirty.dirty_ratio);
+    format!("{words}, or what the disks write in {seconds} s (up to {})", display_size(most))
 }
 
 /// Whether a cache can have acknowledged writes of one of the exports that are not written yet.
@@ -52,10 +65,9 @@ pub fn write_modes(exports: &[ExportDurability]) -> Option<String> {
     Some(modes).filter(|_| !written.is_empty())
 }
 
-/// Describes what a kill -9 and a power cut may lose, with at most `dirty` bytes only in the cache, whose memory is `kept` for the
+/// Describes what a kill -9 and a power cut may lose, with at most `most` ([`dirty_most`]) only in the cache, whose memory is `kept` for the
 /// next server.
-pub fn loss(exports: &[ExportDurability], dirty: u64, kept: bool) -> String {
-    let most = display_size(dirty);
+pub fn loss(exports: &[ExportDurability], most: &str, kept: bool) -> String {
     grouped(exports, "; ", |export| {
         let lost = match export.mode {
             _ if !export.lasting => "everything: its data is in memory".to_owned(),
@@ -148,8 +160,8 @@ mod tests {
 
     #[test]
     fn loss_depends_on_write_mode() {
-        let one = |mode| loss(&[export("a", mode)], 50 << 20, false);
-        let kept = |mode| loss(&[export("a", mode)], 50 << 20, true);
+        let one = |mode| loss(&[export("a", mode)], "50 MiB", false);
+        let kept = |mode| loss(&[export("a", mode)], "50 MiB", true);
         for mode in WriteMode::ALL {
             assert!(kept(mode).starts_with("no acknowledged write; a power cut may lose"));
         }
@@ -160,9 +172,25 @@ mod tests {
         assert!(one(WriteMode::Unsafe).contains("flushed or not, at most 50 MiB"));
         let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
         let read_only = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };
-        let text = loss(&[memory, read_only, export("w", WriteMode::None)], 0, false);
+        let text = loss(&[memory, read_only, export("w", WriteMode::None)], "", false);
         assert!(text.starts_with("of m everything: its data is in memory; of r nothing"), "{text}");
         assert!(text.contains("; of w no acknowledged write"), "{text}");
+    }
+
+    #[test]
+    fn fast_disks_may_have_more_dirty_where_a_death_loses_nothing() {
+        let auto = Some(AutoCache::of_memory(24 << 30));
+        let mut dirty = DirtyOptions::default();
+        let limit = dirty_limit(AutoCache::DIRTYABLE, &dirty);
+        let said = dirty_most(limit, auto, &dirty, true);
+        assert_eq!(said, "256 MiB, or what the disks write in 2 s (up to 2.3 GiB)");
+        assert_eq!(dirty_most(limit, auto, &dirty, false), "256 MiB");
+        assert_eq!(dirty_most(limit, None, &dirty, true), "256 MiB");
+        let small = Some(AutoCache::of_memory(1 << 30));
+        let limit = dirty_limit(512 << 20, &dirty);
+        assert_eq!(dirty_most(limit, small, &dirty, true), display_size(limit), "no more room");
+        dirty.dirty_bytes = 8 << 20;
+        assert_eq!(dirty_most(8 << 20, auto, &dirty, true), "8 MiB");
     }
 
     #[test]

@@ -210,6 +210,8 @@ pub enum Control {
     CacheLimit {
         /// Frames of 4 KiB; fewer than [`crate::CacheOptions::UNITS_MIN`] count as that.
         units: u32,
+        /// Frames to which the ratios of dirty data refer at most, as [`crate::CacheOptions::dirtyable_max`]; 0: as before.
+        dirtyable: u32,
     },
     /// Answers [`crate::Action::Prepare`] for a part of its frames, where [`crate::CacheOptions::backed`] asks for answers.
     CacheMemory {

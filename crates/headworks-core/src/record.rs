@@ -272,7 +272,9 @@ pub fn encode(input: &Input) -> InputWords {
             [16, tunable.code().into(), value, token.into(), 0, 0]
         }
         Input::Control(Control::Freeze { on }) => [19, on.into(), 0, 0, 0, 0],
-        Input::Control(Control::CacheLimit { units }) => [25, units.into(), 0, 0, 0, 0],
+        Input::Control(Control::CacheLimit { units, dirtyable }) => {
+            [25, units.into(), dirtyable.into(), 0, 0, 0]
+        }
         Input::Control(Control::CacheMemory { first, units, had }) => {
             [27, first.into(), units.into(), had.into(), 0, 0]
         }
@@ -365,7 +367,10 @@ pub fn decode(words: &InputWords) -> Option<Input> {
         18 => return Some(Input::Control(Control::Suspect { volume: VolumeId(device.0) })),
         26 => return Some(Input::Control(Control::Void { volume: VolumeId(device.0) })),
         19 => return Some(Input::Control(Control::Freeze { on: words[1] != 0 })),
-        25 => return Some(Input::Control(Control::CacheLimit { units: words[1] as u32 })),
+        25 => {
+            let (units, dirtyable) = (words[1] as u32, words[2] as u32);
+            return Some(Input::Control(Control::CacheLimit { units, dirtyable }));
+        }
         27 => {
             let (first, units, had) = (words[1] as u32, words[2] as u32, words[3] != 0);
             return Some(Input::Control(Control::CacheMemory { first, units, had }));
@@ -489,7 +494,10 @@ mod tests {
             3 => return Input::Control(Control::Acknowledge { volume: id.volume }),
             17 => return Input::Control(Control::Suspect { volume: id.volume }),
             18 => return Input::Control(Control::Freeze { on: hole }),
-            24 => return Input::Control(Control::CacheLimit { units: cookie }),
+            24 => {
+                let dirtyable = bio.len;
+                return Input::Control(Control::CacheLimit { units: cookie, dirtyable });
+            }
             25 => return Input::Control(Control::Void { volume: id.volume }),
             26 => {
                 let (first, units) = (cookie, bio.len);

@@ -551,9 +551,9 @@ impl Shard {
                     cache.on_resize(&mut turn, volume, size);
                 }
             }
-            Control::CacheLimit { units } => {
+            Control::CacheLimit { units, dirtyable } => {
                 if let Some((cache, _)) = self.cache(now) {
-                    cache.set_limit(units);
+                    cache.set_limit(units, dirtyable);
                 }
             }
             Control::CacheMemory { first, units, had } => {

@@ -369,7 +369,11 @@ impl Server {
         if let Some(bounds) = self.auto_cache.filter(|_| self.cache.is_some()) {
             let shards = self.service.tree().caching.clone();
             let link = ShardLink::new(Arc::clone(&self.shared), self.shared.shards() as u16);
-            self.memory = Some(MemoryWatch::start(bounds, CachingShards { link, shards })?);
+            self.memory = Some(MemoryWatch::start(
+                bounds,
+                self.keeps_cache(),
+                CachingShards { link, shards },
+            )?);
         }
         if let Some(listener) = control {
             self.control = Some(ControlSocket::start(listener, Arc::clone(&self.service))?);

@@ -105,8 +105,8 @@ impl Operator {
     pub fn change_limit(&mut self, units: u32) -> Option<Control> {
         let prng = self.limits.as_mut().filter(|_| units > 0)?;
         let limits = [0, 257, units / 2, units * 3 / 4, units - 1, units, u32::MAX];
-        let units = limits[prng.below(limits.len() as u64) as usize];
-        Some(Control::CacheLimit { units })
+        let [most, dirtyable] = [0, 1].map(|_| prng.below(limits.len() as u64) as usize);
+        Some(Control::CacheLimit { units: limits[most], dirtyable: limits[dirtyable] })
     }
 
     /// Starts a round of `changes` changes over all devices; returns the delay of each device's

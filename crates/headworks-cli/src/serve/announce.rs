@@ -58,7 +58,7 @@ fn announcement(running: &Running) -> String {
         text.push(format!("dirty data: {}", running.dirty_place()));
     }
     let kept = running.server.keeps_cache();
-    let loss = durability::loss(&durabilities, running.dirty_limit, kept);
+    let loss = durability::loss(&durabilities, &running.dirty_limit, kept);
     text.push(format!("kill -9 loses: {loss}"));
     for export in running.exports.iter().filter(|_| running.has_default) {
         text.push(format!("uri: {}", export.uri));
@@ -129,7 +129,7 @@ fn announcement_json(running: &Running) -> String {
         "cache_bytes": running.cache_bytes,
         "write_mode": durability::write_modes(&durabilities),
         "dirty_data": has_dirty.then(|| running.dirty_place()),
-        "kill_loses": durability::loss(&durabilities, running.dirty_limit, running.server.keeps_cache()),
+        "kill_loses": durability::loss(&durabilities, &running.dirty_limit, running.server.keeps_cache()),
         "notes": running.notes,
         "unix": running.unix.as_deref().map(Path::to_string_lossy),
         "port": running.port,

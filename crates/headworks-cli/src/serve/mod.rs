@@ -335,7 +335,11 @@ fn start(
             export.uri = first.map(|(_, uri)| uri.clone()).unwrap_or_default();
         }
     }
-    let dirty_limit = durability::dirty_limit(server_options.dirtyable(), &server_options.dirty);
+    let dirty_limit = {
+        let ServerOptions { dirty, auto_cache, .. } = &server_options;
+        let limit = durability::dirty_limit(server_options.dirtyable(), dirty);
+        durability::dirty_most(limit, *auto_cache, dirty, server.keeps_cache())
+    };
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
     let stop = (options.stop_timeout > 0).then(|| Duration::from_nanos(options.stop_timeout));
     Ok(Running {

@@ -26,7 +26,7 @@ pub(super) struct Running {
     pub has_default: bool,
     pub notes: Vec<String>,
     /// Upper limit of dirty bytes.
-    pub dirty_limit: u64,
+    pub dirty_limit: String,
     pub cache_bytes: u64,
     /// Time limit of a shutdown; none means unlimited.
     pub stop: Option<Duration>,

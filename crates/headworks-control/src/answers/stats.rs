@@ -381,6 +381,8 @@ counters! {
         refused: u64,
         /// trace events that were dropped
         traces_lost: u64,
+        /// bytes a second that the disks with dirty data take
+        write_rate: u64,
     }
 
     /// The request buffers of all threads together.

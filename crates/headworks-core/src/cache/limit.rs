@@ -25,9 +25,12 @@ const RELEASES_MAX: u32 = 32;
 const PREPARES_MAX: usize = 32;
 
 impl Cache {
-    /// Sets how many frames the cache may use.
-    pub fn set_limit(&mut self, units: u32) {
+    /// Sets how many frames the cache may use, and of how many at most parts may be dirty (0: as before).
+    pub fn set_limit(&mut self, units: u32, dirtyable: u32) {
         self.state.pool.set_limit(units);
+        if dirtyable > 0 {
+            self.state.pool.set_dirtyable(dirtyable);
+        }
         self.follow_limit();
     }
 
@@ -45,7 +48,8 @@ impl Cache {
     fn follow_limit(&mut self) {
         let state = &mut self.state;
         state.io.set_units(state.pool.limit());
-        state.dirty.throttle_mut().set_limit_units(state.pool.dirtyable());
+        let (dirtyable, most) = (state.pool.dirtyable(), state.pool.dirty_most());
+        state.dirty.throttle_mut().set_limit_units(dirtyable, most);
         state.apply_limits();
     }
 }

@@ -156,6 +156,12 @@ impl Bandwidth {
         self.estimate
     }
 
+    /// The estimate, if there is a sample.
+    #[must_use]
+    pub fn measured(&self) -> Option<u64> {
+        (self.taken > 0).then_some(self.estimate)
+    }
+
     /// The rate of the last sample (`write_bw` of the trace event).
     #[must_use]
     pub fn last(&self) -> u64 {

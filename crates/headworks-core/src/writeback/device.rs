@@ -22,7 +22,7 @@ use crate::time::{Instant, MS, SEC};
 
 use super::bandwidth::Bandwidth;
 use super::domains::{DomainId, DomainLoads, Domains};
-use super::limits::Thresholds;
+use super::limits::{BLOCK, Thresholds};
 use super::position::{self, pos_ratio};
 use super::writers::WEIGHT_ONE;
 
@@ -161,6 +161,12 @@ impl Device {
     /// Reserved, dirty and writeback blocks together.
     pub fn used(&self) -> u32 {
         self.reserved.get() + self.dirty.get() + self.writeback.get()
+    }
+
+    /// Bytes a second that it takes, if it has dirty blocks and that was measured; otherwise 0.
+    pub fn measured_rate(&self) -> u64 {
+        let busy = self.dirty.get() + self.writeback.get() > 0;
+        self.bandwidth.measured().filter(|_| busy).map_or(0, |blocks| blocks * BLOCK)
     }
 
     /// Creates a device that tells the writers of `domains` domains apart.

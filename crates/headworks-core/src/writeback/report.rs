@@ -25,6 +25,7 @@ impl Throttle {
             nr_dirty_background_threshold: u64::from(self.current.background),
             writers: self.weights.get().div_ceil(u64::from(WEIGHT_ONE)),
             traces_lost: self.trace.lost(),
+            write_rate: sum(Device::measured_rate),
             ..self.stats
         }
     }

@@ -29,6 +29,8 @@ pub struct DirtyStats {
     pub refused: u64,
     /// Number of dropped trace events.
     pub traces_lost: u64,
+    /// Bytes a second that the devices with dirty blocks take, as far as it was measured.
+    pub write_rate: u64,
 }
 
 impl DirtyStats {
@@ -50,6 +52,7 @@ impl DirtyStats {
             pauses_continued: self.pauses_continued + other.pauses_continued,
             refused: self.refused + other.refused,
             traces_lost: self.traces_lost + other.traces_lost,
+            write_rate: self.write_rate + other.write_rate,
         }
     }
 }

@@ -62,7 +62,10 @@ pub struct Throttle {
     options: DirtyOptions,
     /// Decides in place of `options.policy`.
     foreground: Option<Box<dyn ForegroundWriteback>>,
+    /// Blocks to which the ratios refer.
     dirtyable: u32,
+    /// Blocks that can be dirty at all.
+    most: u32,
     /// The configured thresholds.
     target: Thresholds,
     /// The thresholds in effect: above the target for a while after it was lowered.
@@ -93,6 +96,7 @@ impl Throttle {
             options: *options,
             foreground: None,
             dirtyable,
+            most: u32::MAX,
             target,
             current: target,
             credit: Credit::new(devices, target.limit),
@@ -156,9 +160,10 @@ impl Throttle {
         self.retarget();
     }
 
-    /// Applies a new size of the pool in blocks, as [`Throttle::set_options`] does.
-    pub fn set_limit_units(&mut self, dirtyable: u32) {
-        self.dirtyable = dirtyable;
+    /// Applies new numbers of blocks to which the ratios refer, and that can be dirty at all, as [`Throttle::set_options`] does.
+    pub fn set_limit_units(&mut self, dirtyable: u32, most: u32) {
+        debug_assert!(dirtyable <= most, "a part of the pool");
+        (self.dirtyable, self.most) = (dirtyable, most);
         self.retarget();
     }
 
@@ -407,7 +412,7 @@ impl Throttle {
     pub fn end_adoption(&mut self, now: Instant) {
         (self.latest, self.ticked) = (self.latest.max(now), now);
         if self.credit.total() > self.current.limit {
-            let used = self.credit.total().min(self.dirtyable);
+            let used = self.credit.total();
             self.apply(self.target.raised_to(used.max(self.current.thresh)));
         }
         for device in 0..self.devices.len() {
@@ -638,7 +643,7 @@ impl Throttle {
     fn retarget(&mut self) {
         self.target = Thresholds::of(&self.options, self.dirtyable);
         // Never above the size of the pool, however slowly a lowered limit is approached.
-        let thresh = self.current.thresh.min(self.dirtyable);
+        let thresh = self.current.thresh.min(self.most);
         self.apply(self.target.raised_to(thresh));
     }
 

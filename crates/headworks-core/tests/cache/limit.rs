@@ -8,7 +8,7 @@ use crate::harness::{BLOCK, Harness, MIB};
 
 /// Sets the limit, and serves timers and the device until nothing more is released.
 fn limit(harness: &mut Harness, units: u32) {
-    harness.control(Control::CacheLimit { units });
+    harness.control(Control::CacheLimit { units, dirtyable: 0 });
     for _ in 0..10_000 {
         let before = (harness.released.len(), harness.in_flight.len());
         harness.wait(0);
@@ -78,7 +78,7 @@ fn a_turn_releases_a_bounded_number_of_ranges() {
         harness.send(1, Op::Read, at * 2 * BLOCK, BLOCK);
         harness.settle(Ok(()));
     }
-    harness.control(Control::CacheLimit { units: 256 });
+    harness.control(Control::CacheLimit { units: 256, dirtyable: 0 });
     let mut turns = 0;
     while harness.stats().size.resident > 256 {
         let before = harness.released.len();
@@ -224,7 +224,7 @@ fn memory_that_was_given_back_is_asked_for_again() {
     read(&mut harness, 0..20);
     let prepared = harness.prepared.len();
     limit(&mut harness, 1024);
-    harness.control(Control::CacheLimit { units: 4096 });
+    harness.control(Control::CacheLimit { units: 4096, dirtyable: 0 });
     read(&mut harness, 20..60);
     assert!(harness.prepared.len() > prepared, "withheld frames have no memory");
     assert!(harness.stats().size.resident > 3000, "{:?}", harness.stats());

@@ -110,7 +110,7 @@ fn dirty_of(stats: DirtyStats) -> answers::DirtyStats {
         stats,
         DirtyStats => DirtyStats {
             nr_dirty, nr_writeback, reserved, nr_dirtied, nr_written, nr_dirty_threshold, nr_dirty_background_threshold, writers,
-            pauses, paused_ns, pauses_continued, refused, traces_lost,
+            pauses, paused_ns, pauses_continued, refused, traces_lost, write_rate,
         },
     )
 }

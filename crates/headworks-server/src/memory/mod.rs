@@ -22,7 +22,7 @@ use headworks_core::{ConfigError, Control, Instant, ShardId};
 use available::MemoryFiles;
 pub use available::MemoryLimit;
 pub use policy::AutoCache;
-use policy::{CachePolicy, CacheReading, UNIT};
+use policy::{CacheLimits, CachePolicy, CacheReading, UNIT};
 pub(crate) use space::start_populator;
 
 use crate::control::shards::ShardLink;
@@ -64,17 +64,23 @@ pub(crate) struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Starts the thread.
+    /// Starts the thread; `kept` if a death of the server loses no dirty data.
     ///
     /// # Errors
     /// No thread or file descriptor is left.
-    pub fn start(bounds: AutoCache, caches: CachingShards) -> Result<Self, ConfigError> {
+    pub fn start(
+        bounds: AutoCache,
+        kept: bool,
+        caches: CachingShards,
+    ) -> Result<Self, ConfigError> {
         let fail = |error| ConfigError::new("cache", format!("cannot watch the memory: {error}"));
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
         let files = MemoryFiles::find(Path::new("/"));
         let thread = std::thread::Builder::new()
             .name("memory".into())
-            .spawn(move || watch(bounds, &files, &caches, &stopped))
+            .spawn(move || {
+                watch(CachePolicy::new(bounds, kept, Instant(0)), &files, &caches, &stopped)
+            })
             .map_err(fail)?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
@@ -103,34 +109,43 @@ impl CachingShards {
             let report = self.link.ask_within(*shard, ANSWER, ask).ok()?;
             let (cache, dirty) = (report.cache.unwrap_or_default(), report.dirty);
             sum.cached += cache.size.resident * UNIT;
-            sum.requests += cache.hits + cache.misses + dirty.map_or(0, |dirty| dirty.nr_dirtied);
+            let dirty = dirty.unwrap_or_default();
+            sum.requests += cache.hits + cache.misses + dirty.nr_dirtied;
+            sum.write_rate += dirty.write_rate;
         }
         Some(sum)
     }
 
-    /// Divides a limit among the shards.
-    fn set_limit(&self, bytes: u64) {
-        let units = bytes / UNIT / self.shards.len().max(1) as u64;
-        let units = u32::try_from(units).unwrap_or(u32::MAX);
+    /// Divides limits among the shards.
+    fn set_limits(&self, CacheLimits { bytes, dirtyable }: CacheLimits) {
+        let [units, dirtyable] = [bytes, dirtyable].map(|bytes| {
+            let units = bytes / UNIT / self.shards.len().max(1) as u64;
+            u32::try_from(units).unwrap_or(u32::MAX)
+        });
         for shard in &self.shards {
-            self.link.tell(*shard, Control::CacheLimit { units });
+            self.link.tell(*shard, Control::CacheLimit { units, dirtyable });
         }
     }
 }
 
-fn watch(bounds: AutoCache, files: &MemoryFiles, caches: &CachingShards, stopped: &UnixStream) {
+fn watch(
+    mut policy: CachePolicy,
+    files: &MemoryFiles,
+    caches: &CachingShards,
+    stopped: &UnixStream,
+) {
     let start = SystemInstant::now();
     let now = || Instant(start.elapsed().as_nanos() as u64);
-    let mut policy = CachePolicy::new(bounds, now());
     loop {
         let reading = files.read();
         let caches_have = reading.and_then(|_| caches.read());
         // Without a reading the cache keeps what it has: no descriptor may be left at the moment, or a shard may be busy.
-        let limit = reading.zip(caches_have);
-        let limit = limit.and_then(|(memory, have)| policy.on_reading(now(), &memory, &have));
-        if let Some(limit) = limit {
-            tracing::debug!("the cache may use {limit} bytes of memory");
-            caches.set_limit(limit);
+        let limits = reading.zip(caches_have);
+        let limits = limits.and_then(|(memory, have)| policy.on_reading(now(), &memory, &have));
+        if let Some(limits) = limits {
+            let CacheLimits { bytes, dirtyable } = limits;
+            tracing::debug!("the cache may use {bytes} bytes, dirty parts are of {dirtyable}");
+            caches.set_limits(limits);
         }
         let patience = reading.map_or(UNREADABLE, |reading| policy.next_reading(&reading));
         if is_stopped(stopped, patience) {

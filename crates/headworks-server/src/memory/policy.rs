@@ -5,6 +5,9 @@
 //!           cached - 1/8                      while tasks wait for memory for more than a tenth of the time
 //!           cached - 1/8 every 10 s           while no request comes for 5 minutes
 //!   always  floor <= limit <= room
+//!
+//!   dirtyable = 5 x what the disks write in 2 s         of which a fifth may be dirty (`vm/dirty_ratio`)
+//!               at least 1.25 GiB, and that where a death of the server loses dirty data
 //! ```
 //!
 //! So the cache grows with its use into what is free, leaves a reserve to others, and gives back what others take of that.
@@ -58,9 +61,19 @@ pub struct AutoCache {
 }
 
 impl AutoCache {
-    /// Bytes to which the ratios of dirty data refer at most: by default 256 MiB of a cache are dirty however large it becomes, for
-    /// that much is lost or has to be written out when the server ends.
+    /// Bytes to which the ratios of dirty data refer: by default 256 MiB of a cache are dirty however large it becomes, for that much is
+    /// lost or has to be written out when the server ends. More where the disks write that in less than two seconds ([`AutoCache::written_out_within`]).
     pub const DIRTYABLE: u64 = 5 << 28;
+    /// Seconds for which the disks may have to write out the dirty data of a cache of automatic size, by the default ratio.
+    const WRITE_OUT_S: u64 = 2;
+    /// By the default ratio a fifth is dirty.
+    const PARTS: u64 = 5;
+
+    /// Seconds in which the disks write what may be dirty at most beyond the least, with this ratio in per cent.
+    #[must_use]
+    pub fn written_out_within(dirty_ratio: u32) -> f64 {
+        (Self::WRITE_OUT_S * Self::PARTS * u64::from(dirty_ratio)) as f64 / 100.0
+    }
 
     /// The bounds on a machine, or in a control group, with `memory` bytes.
     #[must_use]
@@ -99,13 +112,27 @@ pub(crate) struct CacheReading {
     pub cached: u64,
     /// Blocks that were read and dirtied so far.
     pub requests: u64,
+    /// Bytes a second that the disks with dirty data take; 0 without any, or before it was measured.
+    pub write_rate: u64,
+}
+
+/// What a cache is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CacheLimits {
+    /// Bytes that it may use.
+    pub bytes: u64,
+    /// Bytes to which the ratios of dirty data refer at most.
+    pub dirtyable: u64,
 }
 
 /// The policy of a cache of automatic size.
 #[derive(Debug)]
 pub(crate) struct CachePolicy {
     bounds: AutoCache,
+    /// A death of the server loses no dirty data.
+    kept: bool,
     limit: u64,
+    dirtyable: u64,
     /// The last reading's waits, and when it was.
     stalled: Option<(Instant, u64)>,
     /// Requests so far, and when they last became more.
@@ -115,22 +142,22 @@ pub(crate) struct CachePolicy {
 }
 
 impl CachePolicy {
-    /// The policy of a cache that may have all of its room.
-    pub fn new(bounds: AutoCache, now: Instant) -> Self {
-        let limit = bounds.room;
-        Self { bounds, limit, stalled: None, requests: (0, now), idle: None }
+    /// The policy of a cache that may have all of its room; `kept` if a death of the server loses no dirty data.
+    pub fn new(bounds: AutoCache, kept: bool, now: Instant) -> Self {
+        let (limit, dirtyable) = (bounds.room, AutoCache::DIRTYABLE);
+        Self { bounds, kept, limit, dirtyable, stalled: None, requests: (0, now), idle: None }
     }
 
-    /// Takes a reading of the memory and of the caches; returns the new limit if it changes.
+    /// Takes a reading of the memory and of the caches; returns the new limits if one changes.
     pub fn on_reading(
         &mut self,
         now: Instant,
         reading: &MemoryReading,
         caches: &CacheReading,
-    ) -> Option<u64> {
+    ) -> Option<CacheLimits> {
         let AutoCache { room, floor, reserve } = self.bounds;
         let MemoryReading { available, stalled_us } = *reading;
-        let CacheReading { cached, requests } = *caches;
+        let CacheReading { cached, requests, write_rate } = *caches;
         if requests != self.requests.0 {
             (self.requests, self.idle) = ((requests, now), None);
         }
@@ -152,10 +179,25 @@ impl CachePolicy {
         let step = (room / CHANGE_PART).min(self.limit / CHANGE_OF_LIMIT);
         let announced = change >= step.max(UNIT) || is_bound && change > 0;
         debug_assert!((floor..=room).contains(&limit), "the limit is within its bounds");
-        announced.then(|| {
+        if announced {
             self.limit = limit;
-            limit
-        })
+        }
+        let more = self.follow_rate(write_rate);
+        (announced || more).then_some(CacheLimits { bytes: self.limit, dirtyable: self.dirtyable })
+    }
+
+    /// Follows the rate at which the disks write; returns true if it has changed by a quarter. While nothing is written it is what it was.
+    fn follow_rate(&mut self, write_rate: u64) -> bool {
+        if !self.kept || write_rate == 0 {
+            return false;
+        }
+        let wanted = write_rate.saturating_mul(AutoCache::WRITE_OUT_S * AutoCache::PARTS);
+        let wanted = wanted.min(self.bounds.room).max(AutoCache::DIRTYABLE);
+        let changes = wanted.abs_diff(self.dirtyable) >= self.dirtyable / 4;
+        if changes {
+            self.dirtyable = wanted;
+        }
+        changes
     }
 
     /// Returns when the next reading is due after this one.
@@ -184,11 +226,12 @@ mod tests {
     /// Takes a reading after some requests that no reading had before.
     fn read(policy: &mut CachePolicy, ns: u64, available: u64, cached: u64) -> Option<u64> {
         let memory = MemoryReading { available, stalled_us: 0 };
-        policy.on_reading(Instant(ns), &memory, &CacheReading { cached, requests: ns + 1 })
+        let caches = CacheReading { cached, requests: ns + 1, write_rate: 0 };
+        policy.on_reading(Instant(ns), &memory, &caches).map(|limits| limits.bytes)
     }
 
     fn policy() -> CachePolicy {
-        CachePolicy::new(AutoCache::of_memory(24 * GIB), Instant(0))
+        CachePolicy::new(AutoCache::of_memory(24 * GIB), true, Instant(0))
     }
 
     #[test]
@@ -227,8 +270,8 @@ mod tests {
         let mut policy = policy();
         let mut read = |second: u64, stalled_us| {
             let memory = MemoryReading { available: 10 * GIB, stalled_us };
-            let caches = CacheReading { cached: 8 * GIB, requests: second + 1 };
-            policy.on_reading(Instant(second * SEC), &memory, &caches)
+            let caches = CacheReading { cached: 8 * GIB, requests: second + 1, write_rate: 0 };
+            policy.on_reading(Instant(second * SEC), &memory, &caches).map(|limits| limits.bytes)
         };
         assert_eq!(read(0, 50_000), None, "there is nothing to compare with");
         assert_eq!(read(1, 140_000), None, "9 % of the time");
@@ -242,7 +285,8 @@ mod tests {
         let mut read = |second: u64, cached: u64, requests| {
             let memory = MemoryReading { available: 13 * GIB - cached, stalled_us: 0 };
             let now = Instant(second * SEC);
-            policy.on_reading(now, &memory, &CacheReading { cached, requests })
+            let caches = CacheReading { cached, requests, write_rate: 0 };
+            policy.on_reading(now, &memory, &caches).map(|limits| limits.bytes)
         };
         let (mut cached, mut limits) = (4 * GIB, Vec::new());
         assert_eq!(read(1, cached, 5), Some(11 * GIB));
@@ -266,5 +310,27 @@ mod tests {
         };
         assert_eq!((wait(20 * GIB), wait(2 * GIB), wait(0)), (1000, 50, 50));
         assert!((200..300).contains(&wait(4 * GIB)), "{}", wait(4 * GIB));
+    }
+
+    #[test]
+    fn dirty_data_are_what_the_disks_write_in_two_seconds() {
+        const MB: u64 = 1_000_000;
+        let dirtyable = |kept: bool, rates: &[u64]| -> Vec<u64> {
+            let bounds = AutoCache::of_memory(24 * GIB);
+            let mut policy = CachePolicy::new(bounds, kept, Instant(0));
+            let memory = MemoryReading { available: 20 * GIB, stalled_us: 0 };
+            let mut now = 0;
+            let limits = rates.iter().filter_map(|&write_rate| {
+                now += 1;
+                let caches = CacheReading { cached: 0, requests: now, write_rate };
+                policy.on_reading(Instant(now * SEC), &memory, &caches)
+            });
+            limits.map(|limits| limits.dirtyable).collect()
+        };
+        // A slow disk, a fast one, one that is a little slower, one without dirty data, one beyond all memory, a slow one.
+        let rates = [80 * MB, 400 * MB, 350 * MB, 0, 9000 * MB, 80 * MB];
+        assert_eq!(dirtyable(true, &rates), [4000 * MB, 12 * GIB, AutoCache::DIRTYABLE]);
+        assert!(dirtyable(false, &rates).is_empty(), "a death of the server would lose it");
+        assert_eq!(AutoCache::written_out_within(20), 2.0);
     }
 }

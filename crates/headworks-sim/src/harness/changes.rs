@@ -25,7 +25,8 @@ impl<C: Choices> Harness<C> {
             62 => inputs.push(Input::Timer),
             54 => {
                 let units = self.choices.below(1 << 10) as u32;
-                inputs.push(Input::Control(Control::CacheLimit { units }));
+                let dirtyable = self.choices.below(1 << 10) as u32;
+                inputs.push(Input::Control(Control::CacheLimit { units, dirtyable }));
             }
             61 => self.acknowledge(inputs),
             60 => {

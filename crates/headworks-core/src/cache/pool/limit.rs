@@ -42,7 +42,7 @@ pub(super) struct Limit {
     pub room: u32,
     /// Units that the pool may use.
     pub most: u32,
-    /// The most units that may become dirty.
+    /// The most units to which the ratios of dirty data refer.
     pub dirtyable: u32,
     /// Units whose memory was asked for; those of the tables and some beyond.
     pub prepared: u32,
@@ -104,10 +104,20 @@ impl Pool {
         self.frames.taken()
     }
 
-    /// Returns the units that may become dirty: what the pool may use, without the shadows.
+    /// Returns the units to which the ratios of dirty data refer.
     pub fn dirtyable(&self) -> u32 {
+        self.dirty_most().min(self.limit.dirtyable)
+    }
+
+    /// Returns the units that can be dirty at all: what the pool may use, without the shadows.
+    pub fn dirty_most(&self) -> u32 {
         debug_assert!(self.limit.most > self.shadows.units(), "a pool is more than its reserve");
-        (self.limit.most - self.shadows.units()).min(self.limit.dirtyable)
+        self.limit.most - self.shadows.units()
+    }
+
+    /// Sets the units to which the ratios of dirty data refer at most.
+    pub fn set_dirtyable(&mut self, units: u32) {
+        self.limit.dirtyable = units.max(1);
     }
 
     /// Sets the units that the pool may use: at most its room, at least the smallest pool. What it uses beyond that is withheld by

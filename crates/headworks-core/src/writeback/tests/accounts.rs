@@ -248,12 +248,34 @@ fn waiter_is_notified_when_its_own_limit_allows() {
 }
 
 #[test]
+fn adopted_dirty_blocks_beyond_the_limit_do_not_stop_writers() {
+    // The process before had three times the limit of this one.
+    let (mut throttle, writer) = throttle(ThrottlePolicy::None);
+    throttle.adopt(DEVICE, 2400);
+    throttle.end_adoption(Instant(SEC));
+    assert!((2400..2500).contains(&throttle.stats().nr_dirty_threshold));
+    let written = 100;
+    throttle.on_writeout(Instant(SEC), DEVICE, written);
+    throttle.on_written(Instant(SEC + 50 * MS), DEVICE, written);
+    assert!(dirty(&mut throttle, Instant(SEC + 51 * MS), writer, 10).is_none());
+}
+
+#[test]
+fn lowered_part_of_a_pool_is_approached_and_a_raised_one_holds_at_once() {
+    let (mut throttle, _) = throttle(ThrottlePolicy::None);
+    throttle.set_limit_units(8192, 16_384);
+    assert_eq!(throttle.stats().nr_dirty_threshold, 1638);
+    throttle.set_limit_units(4096, 16_384);
+    assert_eq!(throttle.stats().nr_dirty_threshold, 1638, "writers are not stopped");
+}
+
+#[test]
 fn shrunk_pool_grants_no_credit_beyond_its_size() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::None);
     while throttle.reserve(DEVICE, 1) {
         throttle.on_dirtied(Instant(SEC), writer, DEVICE, 1, IoClass::BestEffort);
     }
-    throttle.set_limit_units(512);
+    throttle.set_limit_units(512, 512);
     assert!(!throttle.reserve(DEVICE, 1));
     throttle.on_cancelled(DEVICE, 400);
     assert!(throttle.stats().nr_dirty_threshold <= 512);
