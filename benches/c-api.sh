@@ -11,14 +11,7 @@
 . "$(dirname "$0")/lib.sh"
 
 rounds=5 runtime=2s
-while [ $# -gt 0 ]; do
-    case $1 in
-    --rounds) rounds=$2 && shift ;;
-    --runtime) runtime=$2 && shift ;;
-    *) usage ;;
-    esac
-    shift
-done
+rounds_and_runtime "$@"
 folder=$(dirname "$HEADWORKS")
 profile=$(basename "$folder")
 for file in "$folder/libheadworks_c.so" "$LAB"; do

@@ -30,6 +30,18 @@ usage() {
     exit 2
 }
 
+# Reads --rounds and --runtime into the variables of these names.
+rounds_and_runtime() { # ARGUMENTS...
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --rounds) rounds=$2 && shift ;;
+        --runtime) runtime=$2 && shift ;;
+        *) usage ;;
+        esac
+        shift
+    done
+}
+
 machine() { # the facts without which no figure means anything
     printf 'machine: %s, %s CPUs, kernel %s\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(uname -r)"
     printf 'headworks: %s, commit %s\n' "$("$HEADWORKS" --version 2>/dev/null)" "$(git -C "$root" describe --always --dirty 2>/dev/null)"

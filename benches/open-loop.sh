@@ -10,14 +10,7 @@
 . "$(dirname "$0")/lib.sh"
 
 rounds=5 runtime=2s
-while [ $# -gt 0 ]; do
-    case $1 in
-    --rounds) rounds=$2 && shift ;;
-    --runtime) runtime=$2 && shift ;;
-    *) usage ;;
-    esac
-    shift
-done
+rounds_and_runtime "$@"
 
 image=$SCRATCH/disk.img socket=$SCRATCH/sock uri="nbd+unix:///?socket=$SCRATCH/sock"
 fill "$image" 512

@@ -10,14 +10,7 @@
 . "$(dirname "$0")/lib.sh"
 
 rounds=5 runtime=1s
-while [ $# -gt 0 ]; do
-    case $1 in
-    --rounds) rounds=$2 && shift ;;
-    --runtime) runtime=$2 && shift ;;
-    *) usage ;;
-    esac
-    shift
-done
+rounds_and_runtime "$@"
 command -v qemu-storage-daemon >/dev/null || { echo "vhost-user: error: there is no qemu-storage-daemon: apt-get install qemu-system-common" >&2; exit 1; }
 
 image=/dev/shm/headworks-vhost.img

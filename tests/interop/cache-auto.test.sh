@@ -24,6 +24,27 @@ check "a client writes all of the image" nbdcopy --flush "$DIR/source" "$URI"
 check "and reads it" bash -c 'nbdcopy "$1" "$2" && cmp "$2" "$3"' - "$URI" "$DIR/copy" "$DIR/source"
 check "all of it is cached: $(counter resident) MiB" test "$(counter resident)" -ge $SIZE_MIB
 stop_server
+# As much may be dirty as the disk writes in 2 s, in memory that outlives the server. This one takes 1 ms for a command of up to 1 MiB, and many at once.
+if [ "$(half)" -ge 4096 ]; then
+    KEPT=$(mktemp -d /dev/shm/hw-interop-XXXXXX)
+    least=$((256 << 8)) # blocks
+    threshold() { ctl stats --json | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)["dirty"]["nr_dirty_threshold"])'; }
+    follows() { # writes until the limit is above the least one
+        local limit=$((SECONDS + 30))
+        until [ "$(threshold)" -gt $least ]; do
+            [ $SECONDS -lt $limit ] || return 1
+            "$HEADWORKS" bench --uri "$URI" --rw write --bs 1m --iodepth 8 --runtime 1s --overwrite >/dev/null || return 1
+        done
+    }
+    serve --control "$CONTROL" --cache-file "$KEPT/cache" "delay:write=1ms,of=file:path=$KEPT/fast.img,size=1G"
+    check "the start says how much may be dirty" grep -q 'at most 256 MiB, or what the disks write in 2 s (up to ' "$OUT"
+    check "256 MiB before the disk's rate is known" test "$(threshold)" -le $least
+    check "then what it writes in 2 s" follows
+    stop_server
+    rm -rf "$KEPT"
+else
+    skip "dirty data by the disk's rate" "less than 8 GiB of memory"
+fi
 refused() { # PATTERN ARGUMENTS...: a server that does not start
     launch -U "$SOCKET" "${@:2}" && { stop_with KILL; return 1; }
     cat "$LOG"

@@ -242,12 +242,11 @@ fn remarks(exports: &[Export]) -> String {
 
 /// The dirty bytes of an export's image, in its first row alone: others name it, so that a sum counts them once.
 fn dirty(row: &Export, exports: &[Export]) -> String {
-    let first = exports
-        .iter()
-        .find(|one| one.name == row.name || row.dirty_shared_with.contains(&one.name));
-    match first.filter(|first| first.name != row.name) {
-        Some(first) => format!("as {}", first.name),
-        None => display_size(row.dirty),
+    let has_it = |one: &&Export| one.name == row.name || row.dirty_shared_with.contains(&one.name);
+    let is_shared = !row.dirty_shared_with.is_empty();
+    match exports.iter().find(|one| is_shared && has_it(one)) {
+        Some(first) if first.name != row.name => format!("as {}", first.name),
+        _ => display_size(row.dirty),
     }
 }
 

@@ -107,7 +107,7 @@ fn split_name(text: &str) -> Result<(Option<&str>, &str), ConfigError> {
     }
 }
 
-/// Whether `word` is a name that someone wrote before `=SPEC`, and neither a type with its first key nor the beginning of a path.
+/// Whether `word` is meant as the name before `=SPEC`, and is neither a type with its first key nor the beginning of a path.
 fn is_meant_as_name(word: &str, spec: &str) -> bool {
     let starts_with_type = |text: &str| {
         text.split_once(':').is_some_and(|(kind, _)| Layer::kinds().any(|(known, _)| known == kind))

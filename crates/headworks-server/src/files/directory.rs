@@ -219,7 +219,7 @@ impl DirectoryThread {
         self.asked.retain(|(export, answer)| {
             let why = left.iter().find(|(id, _)| id == export);
             if let Some((_, why)) = why {
-                // Who has asked may wait no more.
+                // The one that has asked may wait no more.
                 let _ = answer.send(why.clone());
             }
             is_trying && why.is_none() && !files.iter().any(|file| file.export == *export)

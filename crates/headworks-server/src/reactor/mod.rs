@@ -268,7 +268,8 @@ impl Reactor {
 
     fn next_wait(&mut self, now: Instant, worked: bool) -> Wait {
         let requests = self.parts.driver.handled();
-        if self.idle.polls_after(now, (worked, requests), &self.parts.clock) {
+        let clock = &self.parts.clock;
+        if self.idle.polls_after(now, (worked, requests), || clock.now()) {
             return Wait::Poll;
         }
         if self.parts.io.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {

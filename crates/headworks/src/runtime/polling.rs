@@ -45,8 +45,6 @@ pub struct Polling {
     lost: bool,
     /// Time of the yield after work.
     given: Option<Instant>,
-    /// Time in polls since the start.
-    spent_ns: u64,
 }
 
 impl Polling {
@@ -62,27 +60,7 @@ impl Polling {
             shared: false,
             lost: false,
             given: None,
-            spent_ns: 0,
         }
-    }
-
-    /// Returns the time since the start, in nanoseconds, that went into polls: until they found work, or until the thread slept.
-    #[must_use]
-    pub fn spent_ns(&self) -> u64 {
-        self.spent_ns
-    }
-
-    /// Ends a poll, if there is one, as if its window were over, but without a judgement.
-    pub fn stop(&mut self, now: Instant) {
-        self.end(now);
-        (self.shared, self.lost) = (false, false);
-    }
-
-    /// Ends a poll; returns whether there was one.
-    fn end(&mut self, now: Instant) -> bool {
-        let since = self.since.take();
-        self.spent_ns += since.map_or(0, |since| now.since(since));
-        since.is_some()
     }
 
     /// Returns whether polling is enabled at present.
@@ -99,7 +77,7 @@ impl Polling {
     /// Records that a poll found work.
     pub fn on_work(&mut self, now: Instant) {
         self.take_back(now);
-        if self.end(now) && !self.lost {
+        if self.since.take().is_some() && !self.lost {
             self.budget = (self.budget + 1).min(BUDGET_MAX);
             self.patience = (self.patience / 2).max(PATIENCE_MIN);
         }
@@ -125,7 +103,7 @@ impl Polling {
             self.since.get_or_insert(now);
             return true;
         }
-        if self.end(now) {
+        if self.since.take().is_some() {
             self.budget = self.budget.saturating_sub(1);
             self.sleeps_left = self.patience;
         }

@@ -37,6 +37,10 @@ pub fn exports(
     let reports = export_reports(live)?;
     let draining = lock(&live.draining).clone();
     let (deleted, silences) = (deleted_images(live), silences(live, &tree));
+    let mut by_volume: BTreeMap<VolumeId, Vec<&ExportNode>> = BTreeMap::new();
+    for entry in &tree.exports {
+        by_volume.entry(entry.volume).or_default().push(entry);
+    }
     let row = |entry: &ExportNode| {
         let report = reports.get(&entry.id)?;
         let now = live.settings.of(entry.id).options;
@@ -71,10 +75,9 @@ pub fn exports(
             limited_seconds: counts.limited_seconds(LimitTarget::Export(entry.id)),
             clients: report.clients,
             dirty: report.dirty,
-            dirty_shared_with: tree
-                .exports
+            dirty_shared_with: by_volume[&entry.volume]
                 .iter()
-                .filter(|other| other.volume == entry.volume && other.id != entry.id)
+                .filter(|other| other.id != entry.id)
                 .map(|other| other.shown_name().to_owned())
                 .collect(),
             failed: report.failed,
