@@ -14,6 +14,7 @@
 //! | `set` | what a request costs at a node, and how long the node's buckets make it wait |
 //! | `turn` | which child of a node is next |
 //! | `lease`, `tokens` | what a shard asks for and holds of a node that lives on another shard |
+//! | `lessee` | what the home of a node keeps of such a shard |
 //! | `tree` | what passes, what waits, and when to look again: `structure`, `passage`, `timers`, `leases` |
 //!
 //! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait,
@@ -51,6 +52,7 @@
 
 mod bucket;
 mod lease;
+mod lessee;
 mod set;
 mod tokens;
 mod tree;
@@ -59,12 +61,16 @@ mod turn;
 #[cfg(test)]
 mod tests;
 
+pub use lessee::OutgoingLease;
 pub use set::LimitedIo;
 pub use tokens::{LeaseMessage, LeaseRequest, Tokens};
-pub use tree::{LimitReport, LimitTree, NodeId, OutgoingLease, Passed};
+pub use tree::{LimitReport, LimitTree, Passed};
 
 use crate::error::ConfigError;
 use crate::time::SEC;
+
+/// The name of a node of a [`LimitTree`].
+pub type NodeId = u32;
 
 /// The longest time of a burst: a day.
 const LENGTH_MAX_NS: u64 = 86_400 * SEC;

@@ -6,8 +6,8 @@ mod rates;
 mod shares;
 mod structure;
 
-use super::tree::{LimitTree, NodeId};
-use super::{LimitDirection, LimitKind, LimitedIo, Limits, Rate};
+use super::tree::LimitTree;
+use super::{LimitDirection, LimitKind, LimitedIo, Limits, NodeId, Rate};
 use crate::bio::Op;
 use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};

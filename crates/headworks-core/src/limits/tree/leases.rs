@@ -9,27 +9,17 @@
 //! Invariants: a node is leased or has lessees, not both; a lessee waits in a direction <=> it has a request of it; only requests of
 //! lessees are granted, and each is answered once, or replaced.
 
-use super::{LimitTree, NodeId};
+use super::LimitTree;
 use crate::bio::ShardId;
 use crate::limits::lease::{Lease, quantum_ns};
+use crate::limits::lessee::{Lessee, OutgoingLease};
 use crate::limits::set::{BucketSet, LimitedIo};
 use crate::limits::tokens::{LeaseMessage, LeaseRequest, Tokens};
-use crate::limits::{LimitDirection, LimitKind};
+use crate::limits::{LimitDirection, LimitKind, NodeId};
 use crate::time::{Instant, MS};
 
 /// A lessee is told as often that its request waits.
 const QUEUED_NS: u64 = 250 * MS;
-
-/// A message that a tree has for another shard's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutgoingLease {
-    /// The node that it is about, by its number here.
-    pub node: NodeId,
-    /// The shard that it is for.
-    pub to: ShardId,
-    /// Request, answer or return.
-    pub message: LeaseMessage,
-}
 
 /// The request of a lessee as a waiter: its bytes decide whether it may pass within its part, which what is only lent in advance
 /// may not.
@@ -42,13 +32,6 @@ fn head_of(request: &LeaseRequest) -> LimitedIo {
 /// What may be used before it is leased, of each direction.
 fn overdraft(set: &BucketSet, direction: LimitDirection, shards: u16) -> Tokens {
     set.tokens_in(direction, quantum_ns(shards) / 2)
-}
-
-/// A child that stands for another shard.
-#[derive(Debug)]
-pub(super) struct Lessee {
-    shard: ShardId,
-    requests: [Option<LeaseRequest>; 2],
 }
 
 impl LimitTree {
@@ -106,8 +89,8 @@ impl LimitTree {
     /// Removes a lessee, whose requests are refused.
     fn dismiss(&mut self, now: Instant, id: NodeId, child: NodeId) {
         let lessee = self.nodes[child as usize].lessee.take().expect("a child of a shard");
-        for request in lessee.requests.into_iter().flatten() {
-            self.refuse(id, lessee.shard, &request);
+        for request in lessee.requests() {
+            self.refuse(id, lessee.shard(), request);
         }
         self.withdraw(now, child);
         self.remove(now, child);
@@ -154,8 +137,7 @@ impl LimitTree {
         let direction = request.direction;
         self.set_weight(child, request.weight.max(1));
         let node = &mut self.nodes[child as usize];
-        let lessee = node.lessee.as_mut().expect("a child of a shard");
-        lessee.requests[direction as usize] = Some(request);
+        node.lessee.as_mut().expect("a child of a shard").put(request);
         if node.heads[direction as usize].take().is_some() {
             self.leave(now, child, direction);
         }
@@ -167,13 +149,14 @@ impl LimitTree {
     /// The child of a node that stands for a shard.
     fn lessee(&mut self, id: NodeId, shard: ShardId) -> NodeId {
         let is_of = |child: &&NodeId| {
-            self.nodes[**child as usize].lessee.as_ref().is_some_and(|lessee| lessee.shard == shard)
+            let lessee = self.nodes[**child as usize].lessee.as_ref();
+            lessee.is_some_and(|lessee| lessee.shard() == shard)
         };
         if let Some(child) = self.nodes[id as usize].lessees.iter().find(is_of) {
             return *child;
         }
         let child = self.insert(id, 1, shard.0.into(), true);
-        self.nodes[child as usize].lessee = Some(Box::new(Lessee { shard, requests: [None; 2] }));
+        self.nodes[child as usize].lessee = Some(Box::new(Lessee::new(shard)));
         self.nodes[id as usize].lessees.push(child);
         child
     }
@@ -210,8 +193,7 @@ impl LimitTree {
         }
         let (shards, node) = (self.shards, &mut self.nodes[child as usize]);
         let lessee = node.lessee.as_mut().expect("a child of a shard");
-        let request = lessee.requests[direction as usize].take();
-        let (request, to) = (request.expect("a lessee waits with a request"), lessee.shard);
+        let (request, to) = (lessee.take(direction), lessee.shard());
         node.heads[direction as usize] = None;
         self.leave(now, child, direction);
         let node = &mut self.nodes[id as usize];
@@ -238,9 +220,9 @@ impl LimitTree {
     pub(super) fn reassure(&mut self, now: Instant, child: NodeId) {
         let node = &self.nodes[child as usize];
         let (id, lessee) = (node.parent, node.lessee.as_ref().expect("a child of a shard"));
-        for LeaseRequest { direction, serial, .. } in lessee.requests.iter().flatten() {
+        for LeaseRequest { direction, serial, .. } in lessee.requests() {
             let message = LeaseMessage::Queued { direction: *direction, serial: *serial };
-            self.outgoing.push_back(OutgoingLease { node: id, to: lessee.shard, message });
+            self.outgoing.push_back(OutgoingLease { node: id, to: lessee.shard(), message });
         }
         self.nodes[child as usize].woken = now;
         self.arm_lessee(now, child);
@@ -248,7 +230,7 @@ impl LimitTree {
 
     fn arm_lessee(&mut self, now: Instant, child: NodeId) {
         let lessee = self.nodes[child as usize].lessee.as_ref();
-        let waits = lessee.is_some_and(|lessee| lessee.requests.iter().any(Option::is_some));
+        let waits = lessee.is_some_and(|lessee| lessee.requests().next().is_some());
         if waits && self.nodes[child as usize].armed.is_none() {
             self.arm_at(child, Some(now.after(QUEUED_NS)));
         }

@@ -20,17 +20,13 @@ mod timers;
 use std::collections::VecDeque;
 
 use super::lease::Lease;
+use super::lessee::{Lessee, OutgoingLease};
 use super::set::{BucketSet, LimitedIo};
 use super::turn::{Link, TurnQueue, Turns};
-use super::{LimitDirection, LimitKind};
+use super::{LimitDirection, LimitKind, NodeId};
 use crate::shares::heap::Heap;
 use crate::slab::NIL;
 use crate::time::Instant;
-use leases::Lessee;
-pub use leases::OutgoingLease;
-
-/// The name of a node of a [`LimitTree`].
-pub type NodeId = u32;
 
 /// Levels of the tree below the root, at most.
 const DEPTH_MAX: usize = 4;

@@ -5,9 +5,9 @@
 //! Invariants: a node is among its parent's waiters of a direction <=> it has a waiter of that direction to which it agrees, as of
 //! the last change or due instant; a request is charged at all nodes of its path or at none.
 
-use super::{DEPTH_MAX, LimitTree, NodeId, Passed};
-use crate::limits::LimitDirection;
+use super::{DEPTH_MAX, LimitTree, Passed};
 use crate::limits::set::LimitedIo;
+use crate::limits::{LimitDirection, NodeId};
 use crate::slab::NIL;
 use crate::time::Instant;
 

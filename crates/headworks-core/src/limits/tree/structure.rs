@@ -1,9 +1,9 @@
 //! Nodes that come, go and change: what was admitted still counts, and no waiter is forgotten.
 
-use super::{DEPTH_MAX, LimitNode, LimitReport, LimitTree, NodeId, Passed};
+use super::{DEPTH_MAX, LimitNode, LimitReport, LimitTree, Passed};
 use crate::limits::set::BucketSet;
 use crate::limits::turn::{Link, TurnQueue};
-use crate::limits::{LimitDirection, Limits};
+use crate::limits::{LimitDirection, Limits, NodeId};
 use crate::slab::NIL;
 use crate::time::Instant;
 

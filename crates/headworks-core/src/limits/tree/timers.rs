@@ -2,9 +2,9 @@
 //!
 //! A node is woken at most once a millisecond, and wake-ups fall on quarters of one, so they are bounded however many nodes wait.
 
-use super::{LimitTree, NodeId};
-use crate::limits::LimitDirection;
+use super::LimitTree;
 use crate::limits::bucket::SLACK_NS;
+use crate::limits::{LimitDirection, NodeId};
 use crate::shares::heap::HeapKey;
 use crate::time::{Instant, MS, SEC, US};
 
