@@ -37,75 +37,17 @@ mod change;
 mod contents;
 mod lent;
 mod messages;
+mod route;
+mod topology;
 mod view;
 mod waits;
 
-use change::{Topology, route_to};
+use route::{DeviceRoute, VolumeEntry};
+use topology::Topology;
 pub use waits::BioWait;
-
-/// The way from this shard to a device.
-enum DeviceRoute {
-    /// The device belongs to this shard.
-    Local(Box<Queue>),
-    /// The device belongs to another shard.
-    Remote(Box<RemoteQueue>),
-    /// The slot is free for hot-add.
-    Unassigned,
-}
-
-impl DeviceRoute {
-    /// The queue of a local device.
-    ///
-    /// # Panics
-    /// If the device is not local.
-    #[inline(always)]
-    fn local(&mut self) -> &mut Queue {
-        match self {
-            Self::Local(queue) => queue,
-            _ => unreachable!("only bios for local devices enter a queue"),
-        }
-    }
-}
-
-/// A slot for a volume.
-struct VolumeEntry {
-    /// The home of a free slot is [`NO_SHARD`], so the home check that every bio passes rejects bios for it.
-    config: VolumeConfig,
-    /// A copy of the device's, which never changes.
-    discard_granularity: u32,
-    /// Its bytes belong to another server: every bio fails.
-    is_void: bool,
-}
-
-/// The owner of unassigned devices and the home of free volume slots.
-const NO_SHARD: ShardId = ShardId(u16::MAX);
 
 // `Shard::touched` has one bit per device.
 const _: () = assert!(DEVICES_MAX <= u64::BITS as usize);
-
-/// Most actions and segments of one batch.
-///
-/// A bio causes at most two replies (early and released). A command that is sent in a batch completes in a later one, so a
-/// device is sent at most its queue depth, and each of those commands may time out.
-fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) {
-    let bios = config.bios_total() as usize;
-    let (mut list, mut segments) = (2 * bios + volumes_max + 256, 0);
-    for device in config.devices.iter().filter(|device| device.owner == config.id) {
-        let queue = &device.queue;
-        let commands = queue.queue_depth as usize;
-        list += 2 * commands;
-        // At most what the limits allow, and one for each end of a bio and each full segment.
-        let full = queue.max_bytes().div_ceil(queue.max_segment_size) as usize;
-        segments += (commands * usize::from(queue.max_segments)).min(bios + commands * full);
-    }
-    if config.cache.is_on() {
-        // Copies of one turn, even block by block.
-        let copies = 4 * config.cache.bios() as usize + 16_384;
-        // With a dirty table, an entry for each.
-        list += if config.cache.dirty_table { 2 * copies } else { copies };
-    }
-    (list, segments)
-}
 
 /// A single-owner state machine that decides about all I/O of one thread.
 pub struct Shard {
@@ -146,15 +88,16 @@ impl Shard {
         config.validate()?;
         let slots = config.slots_max();
         let queue_timers = config.devices_max() * TIMERS as usize;
-        let (volumes_max, exports_max) = (config.volumes_max(), config.exports_max());
+        let exports_max = config.exports_max();
         let mut config = config;
         // Spare exports have the default weight until they are added.
         config.exports.resize(exports_max, ExportConfig::default());
         config.tenants.resize(TENANTS_MAX, TenantConfig::default());
         let routes: Vec<DeviceRoute> = (0..config.devices.len() as u16)
-            .map(|device| route_to(&config, DeviceId(device), slots))
+            .map(|device| DeviceRoute::new(&config, DeviceId(device), slots))
             .collect();
-        let (list, segments) = room_for_actions(&config, volumes_max);
+        let topology = Topology::new(&config);
+        let (list, segments) = topology.room_for_actions();
         let cache =
             config.cache.is_on().then(|| Box::new(Cache::new(&config, queue_timers as u32)));
         let mut actions = Actions::with_capacity(list, segments);
@@ -186,7 +129,7 @@ impl Shard {
             touched: 0,
             timer: None,
             timers_of_cache: queue_timers as u32,
-            topology: Topology::new(config, volumes_max),
+            topology,
             scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
             turn: (0, 0),
             turns: TurnStats::default(),
@@ -693,8 +636,7 @@ impl Shard {
 
     /// The configuration of a volume that exists.
     fn volume(&self, volume: VolumeId) -> Option<&VolumeConfig> {
-        let place = self.volumes.get(usize::from(volume.0))?;
-        (place.config.home != NO_SHARD).then_some(&place.config)
+        self.volumes.get(usize::from(volume.0))?.volume()
     }
 
     /// The queue of a local device.

@@ -16,121 +16,15 @@
 //! volume leaves its home after all its bios have completed, and a remote queue leaves after its tags and grants have been
 //! returned. Options in transit are followed by the new device's options, or come from a shard that is not the owner.
 //!
-//! Invariants: no table outgrows the size it was allocated with. The tags of the devices and `tags_left` add up to the tags at the
-//! start, and are equal on all shards.
+//! Invariant: no table outgrows the size it was allocated with.
 
-use super::{DeviceRoute, NO_SHARD, Shard, VolumeEntry, room_for_actions};
+use super::Shard;
+use super::route::{DeviceRoute, VolumeEntry};
 use crate::bio::{DeviceId, VolumeId};
 use crate::cache::{Cache, DeviceCaching};
 use crate::error::ConfigError;
-use crate::options::{
-    Change, ChangeError, DeviceConfig, QueueOptions, ShardConfig, VolumeConfig, VolumeOptions,
-};
-use crate::queue::Queue;
-use crate::remote::RemoteQueue;
-use crate::shares::ShareChange;
+use crate::options::{Change, ChangeError, DeviceConfig, VolumeConfig};
 use crate::time::Instant;
-
-/// The devices and exports of a shard, as they are after the last change.
-pub(super) struct Topology {
-    /// Without the volumes, which the shard keeps. The owner of a free device slot is [`NO_SHARD`].
-    config: ShardConfig,
-    devices_max: usize,
-    volumes_max: usize,
-    /// Spare tags that no device has taken yet.
-    tags_left: u32,
-}
-
-impl Topology {
-    /// Takes over the configuration of a new shard; its exports include the spare ones.
-    pub fn new(config: ShardConfig, volumes_max: usize) -> Self {
-        let (devices_max, tags_left) = (config.devices_max(), config.spare.tags);
-        Self {
-            config: ShardConfig { volumes: Vec::new(), ..config },
-            devices_max,
-            volumes_max,
-            tags_left,
-        }
-    }
-
-    /// Takes over a change of shares for devices that are added later.
-    pub fn change_shares(&mut self, change: ShareChange) {
-        let of = |id: u16| usize::from(id);
-        match change {
-            ShareChange::ExportWeight(export, weight) => {
-                if let Some(known) = self.config.exports.get_mut(of(export.0)) {
-                    known.weight = weight;
-                }
-            }
-            ShareChange::ExportTarget(export, target_us) => {
-                if let Some(known) = self.config.exports.get_mut(of(export.0)) {
-                    known.latency_target_us = target_us;
-                }
-            }
-            ShareChange::ExportTenant(export, tenant) => {
-                if let Some(known) = self.config.exports.get_mut(of(export.0)) {
-                    known.tenant = tenant;
-                }
-            }
-            ShareChange::TenantWeight(tenant, weight) => {
-                if let Some(known) = self.config.tenants.get_mut(of(tenant.0)) {
-                    known.weight = weight;
-                }
-            }
-        }
-    }
-
-    /// The configuration of a device that exists.
-    fn device(&self, device: DeviceId) -> Option<&DeviceConfig> {
-        let device = self.config.devices.get(usize::from(device.0))?;
-        (device.owner != NO_SHARD).then_some(device)
-    }
-}
-
-impl VolumeEntry {
-    /// Creates the entry of a volume on a device of `config`.
-    pub fn new(config: &ShardConfig, volume: VolumeConfig) -> Self {
-        let device = &config.devices[usize::from(volume.device.0)];
-        let discard_granularity = device.queue.discard_granularity;
-        Self { config: volume, discard_granularity, is_void: false }
-    }
-
-    /// A free slot for a volume.
-    fn free() -> Self {
-        let (home, device) = (NO_SHARD, DeviceId(u16::MAX));
-        let config = VolumeConfig { home, device, options: VolumeOptions::default() };
-        Self { config, discard_granularity: 1, is_void: false }
-    }
-}
-
-/// Creates the queue, local or remote, of a device of `config` on a shard with `slots` requests.
-pub(super) fn route_to(config: &ShardConfig, device: DeviceId, slots: u32) -> DeviceRoute {
-    match config.devices[usize::from(device.0)].owner == config.id {
-        true => DeviceRoute::Local(Box::new(Queue::new(config, device, slots))),
-        false => DeviceRoute::Remote(Box::new(RemoteQueue::new(config, device))),
-    }
-}
-
-/// The configuration of a free device slot.
-fn free_device() -> DeviceConfig {
-    DeviceConfig { owner: NO_SHARD, queue: QueueOptions::default() }
-}
-
-/// Checks that slot `id` of `slots` is in use (`wanted`) or free.
-fn check_slot(
-    what: &'static str,
-    id: u16,
-    slots: usize,
-    (in_use, wanted): (bool, bool),
-) -> Result<(), ConfigError> {
-    let message = match in_use {
-        _ if usize::from(id) >= slots => format!("{id} is not one of the {slots} places"),
-        false if wanted => format!("there is no {what} {id}"),
-        true if !wanted => format!("there is a {what} {id} already"),
-        _ => return Ok(()),
-    };
-    Err(ConfigError::new(what, message))
-}
 
 impl Shard {
     /// Applies a change between two batches, after the actions of the last one were executed and cleared. Its actions follow
@@ -175,31 +69,20 @@ impl Shard {
     }
 
     fn add_device(&mut self, device: DeviceId, config: DeviceConfig) -> Result<(), ChangeError> {
-        let (index, topology) = (usize::from(device.0), &mut self.topology);
-        let in_use = topology.device(device).is_some();
-        check_slot("device", device.0, topology.devices_max, (in_use, false))?;
-        topology.config.validate_device(&config)?;
-        let tags = config.queue.nr_requests;
-        let Some(tags_left) = topology.tags_left.checked_sub(tags) else {
-            let message =
-                format!("{tags} tags are more than the {} that are spare", topology.tags_left);
-            return Err(ConfigError::new("nr_requests", message).into());
-        };
-        topology.tags_left = tags_left;
+        self.topology.add_device(device, config)?;
+        let (index, shard) = (usize::from(device.0), self.topology.config());
         while self.routes.len() <= index {
             self.routes.push(DeviceRoute::Unassigned);
-            topology.config.devices.push(free_device());
         }
-        topology.config.devices[index] = config;
         // The spare tags are `nr_requests`; an elevator that owns shares has more.
-        if config.owner == topology.config.id {
-            let more = config.queue.tags(topology.config.bios_total()) - tags;
+        if config.owner == self.id {
+            let more = config.queue.tags(shard.bios_total()) - config.queue.nr_requests;
             let spare = more.min(self.pools.spare_slots);
             self.pools.spare_slots -= spare;
             self.pools.slots.grow(more - spare);
         }
-        self.routes[index] = route_to(&topology.config, device, self.pools.slots.capacity());
-        let (list, segments) = room_for_actions(&topology.config, topology.volumes_max);
+        self.routes[index] = DeviceRoute::new(shard, device, self.pools.slots.capacity());
+        let (list, segments) = self.topology.room_for_actions();
         self.pools.actions.make_room(list, segments);
         if let Some(cache) = &mut self.cache {
             cache.add_device(device, DeviceCaching::of(&config.queue));
@@ -211,11 +94,9 @@ impl Shard {
     }
 
     fn add_volume(&mut self, volume: VolumeId, config: VolumeConfig) -> Result<(), ChangeError> {
-        let (index, topology) = (usize::from(volume.0), &self.topology);
-        let in_use = self.volume(volume).is_some();
-        check_slot("volume", volume.0, topology.volumes_max, (in_use, false))?;
-        topology.config.validate_volume(&config)?;
-        let entry = VolumeEntry::new(&topology.config, config);
+        let index = usize::from(volume.0);
+        self.topology.check_volume(volume, self.volume(volume).is_some(), &config)?;
+        let entry = VolumeEntry::new(self.topology.config(), config);
         let block_size = config.options.block_size;
         if let DeviceRoute::Local(queue) = &mut self.routes[usize::from(config.device.0)] {
             // The new options were checked against the present volumes only.
@@ -240,21 +121,14 @@ impl Shard {
 
     /// The cache of a volume that exists, if that is here.
     fn cache_of(&mut self, volume: VolumeId) -> Result<Option<&mut Cache>, ChangeError> {
-        let config = self.volume(volume).copied();
-        check_slot("volume", volume.0, self.topology.volumes_max, (config.is_some(), true))?;
-        let is_home = config.is_some_and(|config| config.home == self.id);
+        let is_home = self.topology.volume(volume, self.volume(volume))?.home == self.id;
         Ok(self.cache.as_deref_mut().filter(|_| is_home))
     }
 
     fn set_base(&mut self, volume: VolumeId, base: VolumeId) -> Result<(), ChangeError> {
-        let most = self.topology.volumes_max;
-        let below = self.volume(base).copied();
-        check_slot("volume", base.0, most, (below.is_some(), true))?;
-        let home = self.volume(volume).map(|config| config.home);
-        let shares = below.is_some_and(|config| {
-            config.options.read_only && home.is_none_or(|home| home == config.home)
-        });
-        if !shares {
+        let below = self.topology.volume(base, self.volume(base))?;
+        let is_elsewhere = self.volume(volume).is_some_and(|config| config.home != below.home);
+        if !below.options.read_only || is_elsewhere {
             let message = "a base is read-only, and on the shard of the volume on it";
             return Err(ConfigError::new("base", message).into());
         }
@@ -265,9 +139,8 @@ impl Shard {
     }
 
     fn remove_volume(&mut self, volume: VolumeId) -> Result<(), ChangeError> {
-        let config = self.volume(volume).copied();
-        check_slot("volume", volume.0, self.topology.volumes_max, (config.is_some(), true))?;
-        let device = config.map_or(usize::MAX, |config| usize::from(config.device.0));
+        let config = self.topology.volume(volume, self.volume(volume))?;
+        let device = usize::from(config.device.0);
         if let Some(what) = self.cache.as_ref().and_then(|cache| cache.keeps(volume)) {
             return Err(ChangeError::Busy(what));
         }
@@ -297,14 +170,11 @@ impl Shard {
     }
 
     fn remove_device(&mut self, device: DeviceId) -> Result<(), ChangeError> {
-        let config = self.topology.device(device).copied();
-        check_slot("device", device.0, self.topology.devices_max, (config.is_some(), true))?;
-        let Some(config) = config else { return Ok(()) };
+        let tags = self.topology.device(device)?.queue.nr_requests;
         if self.volumes.iter().any(|entry| entry.config.device == device) {
             return Err(ChangeError::Busy("the device has volumes"));
         }
         let index = usize::from(device.0);
-        let tags = config.queue.nr_requests;
         match &self.routes[index] {
             DeviceRoute::Local(queue) if queue.can_be_removed() => {
                 queue.remove(&mut self.pools, tags)
@@ -315,8 +185,7 @@ impl Shard {
             _ => return Err(ChangeError::Busy("tags of the device are out")),
         }
         self.routes[index] = DeviceRoute::Unassigned;
-        self.topology.config.devices[index] = free_device();
-        self.topology.tags_left += tags;
+        self.topology.remove_device(device);
         if let Some(cache) = &mut self.cache {
             cache.remove_device(device);
         }

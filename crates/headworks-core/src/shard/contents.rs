@@ -74,7 +74,7 @@ impl Shard {
     /// Counts a write for every volume of an own device, so that the next flush reaches the device.
     fn assume_written(&mut self) {
         for route in &mut self.routes {
-            if let super::DeviceRoute::Local(queue) = route {
+            if let super::route::DeviceRoute::Local(queue) = route {
                 queue.assume_written();
             }
         }

@@ -3,7 +3,8 @@
 //! The same answer as that of a read without a buffer, without a turn: the driver looks at the frames before it calls the shard again, so
 //! nothing changes them meanwhile.
 
-use super::{Shard, VolumeEntry};
+use super::Shard;
+use super::route::VolumeEntry;
 use crate::action::FrameRange;
 use crate::bio::{Bio, Op};
 use crate::time::Instant;

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{DeviceRoute, Shard};
+use super::Shard;
+use super::route::DeviceRoute;
 use crate::action::Actions;
 use crate::bio::{DeviceId, ExportId, TenantId, VolumeId};
 #[cfg(feature = "defects")]

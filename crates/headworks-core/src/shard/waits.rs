@@ -8,7 +8,8 @@
 //!                  `-- dirty | cache                                     `-- the device is another shard's: ask that shard
 //! ```
 
-use super::{DeviceRoute, Shard};
+use super::Shard;
+use super::route::DeviceRoute;
 use crate::bio::{BioFlags, BioId, DeviceId, Op, VolumeId};
 use crate::cache::OperationWait;
 use crate::request::{BioOrigin, BioSlot, Request, RequestState};
