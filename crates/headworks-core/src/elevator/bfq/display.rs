@@ -1,9 +1,9 @@
 //! The state of bfq as it is shown: made when it is asked for, from what the parts know.
 
 use super::BfqElevator;
+use super::in_service::Slot;
 use super::queue::{BfqQueue, QueueId};
 use super::recent::Recent;
-use super::slot::Slot;
 use crate::bio::ExportId;
 use crate::elevator::slot_trace::{SlotEvent, SlotTrace};
 use crate::elevator::state::{

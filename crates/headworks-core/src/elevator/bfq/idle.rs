@@ -8,6 +8,7 @@
 //! Invariant: a wait has an end: `until` is set while the queue in service is waited for with nothing of it in the device.
 
 use super::BfqElevator;
+use super::in_service::Idling;
 use super::queue::QueueId;
 use super::settings::{RAISED_IDLE_NS, SHORT_NS, SMALL_SECTORS};
 use crate::request::Slots;
@@ -20,55 +21,6 @@ pub(super) const CROWD: u32 = 4;
 
 /// Busy queues among which one is looked for to be injected.
 const CANDIDATES: u32 = 32;
-
-/// A wait for the queue in service, and a measurement of what injection costs it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Idling {
-    /// Start and end of the wait.
-    wait: Option<(Instant, Instant)>,
-    /// Requests of other queues were served while the one in service was empty.
-    injected: bool,
-    measurement: Measurement,
-}
-
-/// A measurement of the time from a request that comes to the emptied queue in service until its completion.
-#[derive(Clone, Copy, Debug, Default)]
-enum Measurement {
-    #[default]
-    None,
-    /// The request came then and is not dispatched.
-    Begun(Instant),
-    /// It is in the device.
-    Dispatched(Instant),
-}
-
-impl Idling {
-    pub fn is_waiting(&self) -> bool {
-        self.wait.is_some()
-    }
-
-    /// Returns when the wait ends.
-    pub fn until(&self) -> Option<Instant> {
-        self.wait.map(|(_, until)| until)
-    }
-
-    /// Returns when the wait began.
-    pub fn since(&self) -> Option<Instant> {
-        self.wait.map(|(since, _)| since)
-    }
-
-    /// Ends the wait, if any.
-    pub fn stop(&mut self) {
-        self.wait = None;
-    }
-
-    /// Takes the dispatch of a request of the queue in service.
-    pub fn on_dispatch(&mut self) {
-        if let Measurement::Begun(since) = self.measurement {
-            self.measurement = Measurement::Dispatched(since);
-        }
-    }
-}
 
 impl BfqElevator {
     /// Returns whether waiting for a queue makes the device faster: its next request is near.
@@ -125,7 +77,7 @@ impl BfqElevator {
             false if entry.think.is_seeky() && !self.is_asymmetric(queue) => slice.min(SHORT_NS),
             _ => slice,
         };
-        self.idling.wait = Some((now, now.after(ns)));
+        self.idling.wait(now, now.after(ns));
     }
 
     /// Takes a request that comes to an empty synchronous queue: the limit on injection may be measured.
@@ -136,25 +88,20 @@ impl BfqElevator {
         if entry.inject.is_old(now) {
             entry.inject.reset(now, entry.think.is_short());
             if current {
-                self.idling.measurement = Measurement::None;
+                self.idling.forget_measurement();
             }
         }
-        let known = entry.inject.has_base() && self.idling.injected;
-        if current && (alone || known) && entry.inject.may_measure(now) {
-            self.idling.measurement = Measurement::Begun(now);
-            self.idling.injected &= !alone;
+        if current && entry.inject.may_measure(now) {
+            self.idling.measure(now, alone, entry.inject.has_base());
         }
     }
 
     /// Takes a completion of the queue in service: it may end a measurement. The request is not counted in the device any more.
     pub(super) fn end_measurement(&mut self, now: Instant, queue: QueueId) {
-        if let Measurement::Dispatched(since) = self.idling.measurement {
-            let alone = self.device.requests() == 0;
-            let (injected, most) = (self.idling.injected, self.device.most());
+        if let Some((since, injected)) = self.idling.take_measured() {
+            let (alone, most) = (self.device.requests() == 0, self.device.most());
             let ns = now.since(since);
             self.places[queue].inject.on_measured(now, ns, injected, alone, most);
-            self.idling.measurement = Measurement::None;
-            self.idling.injected = false;
         }
     }
 
@@ -206,7 +153,7 @@ impl BfqElevator {
             }
         }
         let (_, queue) = best?;
-        self.idling.injected = true;
+        self.idling.note_injected();
         Some(queue)
     }
 

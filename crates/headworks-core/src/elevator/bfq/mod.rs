@@ -17,9 +17,9 @@
 //! - *Limits* (`device`): the device orders what it has, so it has little: bytes, and time on a rotating one.
 //!
 //! Files: `settings` (tunables), `position` (near and far), `requests` and `queue` (a queue), `places` (which queue), `think`,
-//! `rate`, `raise`, `inject`, `symmetry` and `budget` (pure parts), `merge` and `queue_merge` (connections of one stream), `arrival`, `idle`,
-//! `slot` (what follows from a request, from an empty queue, and the slot from choice to end), `recent` and `display` (what is
-//! shown).
+//! `rate`, `raise`, `inject`, `symmetry` and `budget` (pure parts), `merge` and `queue_merge` (connections of one stream),
+//! `in_service` (the slot and the wait of the queue in service), `arrival`, `idle`, `slot` (what follows from a request, from an
+//! empty queue, and the slot from choice to end), `recent` and `display` (what is shown).
 //!
 //! Departures from Linux 6.12 are listed in docs/internals/bfq.md with their reasons.
 //!
@@ -31,6 +31,7 @@ mod budget;
 mod device;
 mod display;
 mod idle;
+mod in_service;
 mod inject;
 mod merge;
 mod places;
@@ -61,13 +62,12 @@ use crate::shares::{ShareChange, ShareTree};
 use crate::slab::NIL;
 use crate::time::Instant;
 use device::InDevice;
-use idle::Idling;
+use in_service::{Idling, Slot};
 use places::Places;
 use position::Position;
 use queue::{BfqQueue, BusyLink, QueueId};
 use rate::PeakRate;
 use settings::{SECTOR, Settings};
-use slot::Slot;
 use symmetry::{Counted, Symmetry};
 
 /// Serves queues in slots by weight.

@@ -6,27 +6,15 @@
 use super::BfqElevator;
 use super::budget::EndedSlot;
 pub(super) use super::budget::SlotEnd;
+use super::in_service::Slot;
 use super::position::{self, Position, sectors_of};
 use super::queue::QueueId;
 use super::settings::{ASYNC_FACTOR, SECTOR};
-use crate::bio::{ExportId, TenantId};
+use crate::bio::ExportId;
 use crate::elevator::slot_trace::SlotEvent;
 use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
-
-/// The slot of the queue in service.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub queue: QueueId,
-    pub since: Instant,
-    /// When it has lasted long enough.
-    pub until: Instant,
-    /// When it ends early because another queue goes first, if that is put off.
-    pub held_until: Option<Instant>,
-    /// The tenant that its export moves to when the slot ends.
-    pub moves_to: Option<TenantId>,
-}
 
 impl BfqElevator {
     /// Returns what a request of a queue is charged, in sectors. Asynchronous ones cost more while all compete as equals.
