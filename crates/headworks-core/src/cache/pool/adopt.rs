@@ -45,7 +45,7 @@ impl Pool {
     pub fn reserve_shadows(&mut self) {
         assert!(self.shadows.units() == 0, "there is one reserve");
         self.grow_to(self.room().min(self.units() + SHADOWS_MAX));
-        self.shadows = ShadowFrames::new(&mut self.frames, self.limit.room);
+        self.shadows = ShadowFrames::new(&mut self.frames, self.limit.room());
     }
 
     /// Makes a folio of free frames, youngest on its eviction list; returns the number of its dirty blocks.

@@ -18,20 +18,21 @@
 //!   frames   |  units of the tables  |  backed: have memory  |  prepared: asked for  |
 //! ```
 //!
+//! The limit decides over the frames that it is given; `growth` has what the pool does by it.
+//!
 //! Invariants: `usable` = units of the tables - withheld; the tables grow and frames are restored only while `usable` < limit
 //! <= room; with answers units of the tables <= backed <= prepared, and while memory is refused limit <= backed - withheld, or the
 //! smallest pool.
 
-use super::Pool;
+use crate::buddy::Buddy;
 use crate::options::CacheOptions;
-use crate::slab::NIL;
 
 /// Units of the tables at the start: 4 MiB of frames.
 pub(super) const UNITS_FIRST: u32 = CacheOptions::BACKED_MIN;
 /// Units by which the tables grow, and that are restored, at once: 4 MiB of frames, whose tables are written in some 10 us.
-const UNITS_MORE: u32 = 1024;
+pub(super) const UNITS_MORE: u32 = 1024;
 /// The most units that are prepared beyond the tables: 64 MiB of frames. Less while the cache is small.
-const AHEAD_MAX: u32 = 16_384;
+pub(super) const AHEAD_MAX: u32 = 16_384;
 /// The lowest limit: the smallest pool, with its shadow frames and room for those of clients.
 const UNITS_LEAST: u32 = CacheOptions::UNITS_MIN;
 
@@ -39,13 +40,11 @@ const UNITS_LEAST: u32 = CacheOptions::UNITS_MIN;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     /// Units for which the tables have room.
-    pub room: u32,
+    room: u32,
     /// Units that the pool may use.
-    pub most: u32,
-    /// The most units to which the ratios of dirty data refer.
-    pub dirtyable: u32,
+    most: u32,
     /// Units whose memory was asked for; those of the tables and some beyond.
-    pub prepared: u32,
+    prepared: u32,
     /// The limit that was set; `most` is less while memory is refused.
     set: u32,
     /// Units that have memory; none without answers.
@@ -66,7 +65,6 @@ impl Limit {
         Self {
             room,
             most: room,
-            dirtyable: cache.dirtyable_max,
             prepared: backed.unwrap_or(0),
             set: room,
             backed,
@@ -75,331 +73,126 @@ impl Limit {
             refused: false,
         }
     }
-}
 
-impl Pool {
     /// Returns the units that the pool may use.
     #[inline]
-    pub fn limit(&self) -> u32 {
-        self.limit.most
+    pub fn get(&self) -> u32 {
+        self.most
     }
 
-    /// Returns the units for which the tables have room: the largest limit.
+    /// Returns the units for which the tables have room.
     pub fn room(&self) -> u32 {
-        self.limit.room
+        self.room
     }
 
-    /// Returns the units that are withheld: their memory is given back.
-    pub fn withheld(&self) -> u32 {
-        self.frames.withheld()
-    }
-
-    /// Returns the units of the tables that are not withheld.
-    fn usable(&self) -> u32 {
-        self.units() - self.frames.withheld()
-    }
-
-    /// Returns the units that hold something.
-    pub fn taken(&self) -> u32 {
-        self.frames.taken()
-    }
-
-    /// Returns the units to which the ratios of dirty data refer.
-    pub fn dirtyable(&self) -> u32 {
-        self.dirty_most().min(self.limit.dirtyable)
-    }
-
-    /// Returns the units that can be dirty at all: what the pool may use, without the shadows.
-    pub fn dirty_most(&self) -> u32 {
-        debug_assert!(self.limit.most > self.shadows.units(), "a pool is more than its reserve");
-        self.limit.most - self.shadows.units()
-    }
-
-    /// Sets the units to which the ratios of dirty data refer at most.
-    pub fn set_dirtyable(&mut self, units: u32) {
-        self.limit.dirtyable = units.max(1);
-    }
-
-    /// Sets the units that the pool may use: at most its room, at least the smallest pool. What it uses beyond that is withheld by
-    /// [`Pool::withhold`].
-    pub fn set_limit(&mut self, units: u32) {
-        self.limit.set = units.clamp(self.least(), self.limit.room);
-        self.apply_limit();
+    /// Sets the limit: at most the room, at least the smallest pool.
+    pub fn set(&mut self, frames: &Buddy, units: u32) {
+        self.set = units.clamp(self.least(), self.room);
+        self.apply(frames);
     }
 
     /// Returns the smallest limit.
     fn least(&self) -> u32 {
-        UNITS_LEAST.min(self.limit.room)
+        UNITS_LEAST.min(self.room)
     }
 
-    fn apply_limit(&mut self) {
-        let has = self.limit.backed.filter(|_| self.limit.refused);
-        let has = has.map_or(u32::MAX, |backed| backed - self.frames.withheld());
-        self.limit.most = self.limit.set.min(has.max(self.least()));
-        self.reclaim.set_units(self.limit.most);
+    fn apply(&mut self, frames: &Buddy) {
+        let has = self.backed.filter(|_| self.refused);
+        let has = has.map_or(u32::MAX, |backed| backed - frames.withheld());
+        self.most = self.set.min(has.max(self.least()));
     }
 
     /// Takes an answer for frames whose memory was asked for: they have it, or there is none at present.
-    pub fn on_memory(&mut self, first: u32, units: u32, had: bool) {
-        let (tables, prepared) = (self.units(), self.limit.prepared);
-        let Some(backed) = &mut self.limit.backed else { return };
-        self.limit.refused = !had;
-        if first < tables {
+    pub fn on_memory(&mut self, frames: &mut Buddy, first: u32, units: u32, had: bool) {
+        let Some(backed) = &mut self.backed else { return };
+        self.refused = !had;
+        if first < frames.units() {
             let order = units.checked_ilog2().unwrap_or(0) as u8;
-            if had && self.frames.answer(first, order, true) {
-                self.limit.asked -= 1 << order;
+            if had && frames.answer(first, order, true) {
+                self.asked -= 1 << order;
             }
         } else if had {
             debug_assert!(first == *backed, "memory is answered in the order of the frames");
-            *backed = first.saturating_add(units).clamp(*backed, prepared);
+            *backed = first.saturating_add(units).clamp(*backed, self.prepared);
         }
-        self.apply_limit();
+        self.apply(frames);
     }
 
-    /// Returns the units that the pool uses beyond its limit.
-    pub fn excess(&self) -> u32 {
-        self.usable().saturating_sub(self.limit.most)
+    /// Returns the units that are used beyond the limit.
+    pub fn excess(&self, frames: &Buddy) -> u32 {
+        usable(frames).saturating_sub(self.most)
     }
 
-    /// Makes more frames free within the limit: withheld ones, or new ones of the tables; returns false if there are none. Called
-    /// when no block of `order` is free.
-    #[cold]
-    pub fn extend(&mut self, order: u8) -> bool {
-        let left = self.limit.most.saturating_sub(self.usable());
+    /// Returns how frames become free within the limit when no block of `order` is: how many withheld units are restored, and by how
+    /// many the tables grow. Both are 0 at the limit, and while memory is asked for.
+    pub fn extend(&mut self, frames: &Buddy, order: u8) -> (u32, u32) {
+        let left = self.most.saturating_sub(usable(frames));
         let wanted = UNITS_MORE.max(2 << order).min(left);
-        if wanted == 0 {
-            return false;
+        if self.backed.is_none() && frames.withheld() > 0 {
+            return (wanted, 0);
         }
-        if let Some(backed) = self.limit.backed {
-            self.limit.wants_withheld = self.frames.withheld() > self.limit.asked;
-            let more = wanted.min(backed - self.units());
-            self.grow(more);
-            return more > 0;
+        if wanted > 0 {
+            self.wants_withheld = self.backed.is_some() && frames.withheld() > self.asked;
         }
-        if self.frames.withheld() > 0 {
-            return self.frames.restore(wanted) > 0;
-        }
-        let more = wanted.min(self.limit.room - self.units());
-        self.grow(more);
-        more > 0
+        (0, wanted.min(self.tables_max() - frames.units()))
     }
 
-    /// Returns true if the pool may grow as soon as memory is answered for, which is asked for at the end of the turn at the latest.
-    pub fn awaits_memory(&self) -> bool {
-        self.limit.backed.is_some() && !self.limit.refused && self.usable() < self.limit.most
+    /// Returns true if the pool may grow as soon as memory is answered for.
+    pub fn awaits_memory(&self, frames: &Buddy) -> bool {
+        self.backed.is_some() && !self.refused && usable(frames) < self.most
     }
 
-    /// Grows the tables so that they hold at least `units`.
-    pub fn grow_to(&mut self, units: u32) {
-        assert!(units <= self.limit.room, "the tables stay within their room");
-        self.grow(units.saturating_sub(self.units()));
-    }
-
-    fn grow(&mut self, more: u32) {
-        let most = self.limit.backed.unwrap_or(self.limit.room);
-        debug_assert!(self.units() + more <= most, "the tables stay within their room");
-        self.folios.grow(more);
-        self.frames.grow(more);
+    /// Returns the units that the tables may have now.
+    pub fn tables_max(&self) -> u32 {
+        self.backed.unwrap_or(self.room)
     }
 
     /// Returns the units beyond the tables that are to be prepared, once each: their first one, and how many. As many as the tables
     /// have, so that a small cache takes little; none before the tables grow. With answers also withheld units that are needed,
     /// and one range beyond the tables at a time.
-    pub fn prepare(&mut self) -> Option<(u32, u32)> {
-        let (units, answers) = (self.units(), self.limit.backed.is_some());
-        if self.limit.wants_withheld {
-            let left = self.limit.most.saturating_sub(self.usable()).min(UNITS_MORE);
-            let asked = self.frames.ask(left.saturating_sub(self.limit.asked));
-            self.limit.wants_withheld = asked.is_some();
+    pub fn prepare(&mut self, frames: &mut Buddy) -> Option<(u32, u32)> {
+        let (units, answers) = (frames.units(), self.backed.is_some());
+        if self.wants_withheld {
+            let left = self.most.saturating_sub(usable(frames)).min(UNITS_MORE);
+            let asked = frames.ask(left.saturating_sub(self.asked));
+            self.wants_withheld = asked.is_some();
             if let Some((unit, order)) = asked {
-                self.limit.asked += 1 << order;
+                self.asked += 1 << order;
                 return Some((unit, 1 << order));
             }
         }
         let is_early = units <= UNITS_FIRST && !answers;
-        if is_early || self.limit.backed.is_some_and(|backed| backed < self.limit.prepared) {
+        if is_early || self.is_unanswered() {
             return None;
         }
-        let first = self.limit.prepared.max(units);
-        let end = units.saturating_add(units.min(AHEAD_MAX)).min(self.limit.most);
+        let first = self.prepared.max(units);
+        let end = units.saturating_add(units.min(AHEAD_MAX)).min(self.most);
         let count = end.saturating_sub(first);
-        self.limit.prepared = first.max(end);
-        debug_assert!(self.limit.prepared <= self.limit.room, "the room is what is mapped");
+        self.prepared = first.max(end);
+        debug_assert!(self.prepared <= self.room, "the room is what is mapped");
         (count > 0).then_some((first, count))
+    }
+
+    /// Returns true while memory beyond the tables is asked for.
+    fn is_unanswered(&self) -> bool {
+        self.backed.is_some_and(|backed| backed < self.prepared)
     }
 
     /// Returns prepared units beyond the tables that the limit does not allow any more, to be released.
-    pub fn unprepare(&mut self) -> Option<(u32, u32)> {
-        if self.limit.backed.is_some_and(|backed| backed < self.limit.prepared) {
+    pub fn unprepare(&mut self, frames: &Buddy) -> Option<(u32, u32)> {
+        if self.is_unanswered() {
             // What is asked for may be had at any moment.
             return None;
         }
-        let first = self.limit.most.max(self.units());
-        let count = self.limit.prepared.saturating_sub(first);
-        self.limit.prepared -= count;
-        self.limit.backed = self.limit.backed.map(|backed| backed - count);
+        let first = self.most.max(frames.units());
+        let count = self.prepared.saturating_sub(first);
+        self.prepared -= count;
+        self.backed = self.backed.map(|backed| backed - count);
         (count > 0).then_some((first, count))
-    }
-
-    /// Withholds a block of free frames, at most as many as the excess; returns its first unit and how many they are.
-    pub fn withhold(&mut self) -> Option<(u32, u32)> {
-        let (unit, order) = self.frames.withhold(self.excess())?;
-        debug_assert!(unit != NIL && self.frames.withheld() > 0, "the block is withheld");
-        Some((unit, 1 << order))
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::options::{QueueOptions, ShardConfig, VolumeOptions};
-
-    fn pool(units: u32) -> Pool {
-        let config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 8);
-        let cache = CacheOptions { units, ..CacheOptions::default() };
-        Pool::new(&ShardConfig { cache, ..config })
-    }
-
-    /// Takes frames until there are none; returns how many.
-    fn fill(pool: &mut Pool) -> u32 {
-        let before = pool.taken();
-        while pool.take_frames(0).is_some() || pool.extend(0) {}
-        pool.taken() - before
-    }
-
-    #[test]
-    fn tables_grow_to_the_room_as_frames_are_taken() {
-        let mut pool = pool(100_000);
-        assert_eq!((pool.units(), pool.limit(), pool.room()), (UNITS_FIRST, 100_000, 100_000));
-        let shadows = pool.shadow_frames().1;
-        assert_eq!(fill(&mut pool), 100_000 - shadows);
-        assert_eq!((pool.units(), pool.free(), pool.excess()), (100_000, 0, 0));
-    }
-
-    #[test]
-    fn lowered_limit_withholds_free_frames_and_a_raised_one_restores_them() {
-        let mut pool = pool(40_000);
-        let taken: Vec<u32> = std::iter::from_fn(|| {
-            let unit = pool.take_frames(0);
-            unit.or_else(|| pool.extend(0).then(|| pool.take_frames(0))?)
-        })
-        .collect();
-        pool.set_limit(10_000);
-        assert_eq!((pool.excess(), pool.withhold()), (30_000, None), "nothing is free");
-        taken[..35_000].iter().for_each(|&unit| pool.put_frames(unit, 0));
-        let mut given = 0;
-        while let Some((_, units)) = pool.withhold() {
-            given += units;
-        }
-        assert_eq!((given, pool.excess(), pool.withheld()), (30_000, 0, 30_000));
-        assert!(!pool.extend(0), "the pool is at its limit");
-        pool.set_limit(u32::MAX);
-        assert_eq!(pool.limit(), 40_000);
-        assert_eq!(fill(&mut pool), 35_000);
-        assert_eq!(pool.withheld(), 0);
-    }
-
-    #[test]
-    fn frames_beyond_the_tables_are_prepared_once_and_given_back() {
-        let mut pool = pool(100_000);
-        assert_eq!(pool.prepare(), None, "before it grows");
-        let mut prepared = UNITS_FIRST;
-        while pool.units() < 100_000 {
-            while pool.take_frames(0).is_some() {}
-            assert!(pool.extend(0));
-            if let Some((first, count)) = pool.prepare() {
-                assert!(
-                    first == prepared.max(pool.units()) && count <= pool.units().min(AHEAD_MAX)
-                );
-                prepared = first + count;
-                assert!(prepared <= 100_000);
-            }
-            assert!(pool.units() <= prepared);
-            assert_eq!(pool.prepare(), None, "once");
-        }
-        let mut small = self::pool(10_000);
-        while small.units() < 2000 {
-            while small.take_frames(0).is_some() {}
-            small.extend(0);
-        }
-        let (first, count) = small.prepare().unwrap();
-        small.set_limit(0);
-        assert_eq!(small.unprepare(), Some((first, count)));
-        assert_eq!((small.unprepare(), small.prepare()), (None, None));
-    }
-
-    /// A pool whose memory is answered for, of which the first frames have some.
-    fn answered(units: u32) -> Pool {
-        let config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 8);
-        let backed = CacheOptions::BACKED_MIN;
-        let cache = CacheOptions { units, backed, ..CacheOptions::default() };
-        Pool::new(&ShardConfig { cache, ..config })
-    }
-
-    #[test]
-    fn frames_are_used_only_after_their_memory_was_had() {
-        let mut pool = answered(100_000);
-        let taken = fill(&mut pool) + pool.shadow_frames().1;
-        assert_eq!((taken, pool.units()), (UNITS_FIRST, UNITS_FIRST), "what has memory");
-        let (first, count) = pool.prepare().unwrap();
-        assert_eq!((first, pool.prepare(), pool.unprepare()), (UNITS_FIRST, None, None));
-        assert!(!pool.extend(0), "it is asked for");
-        pool.on_memory(first, 512, true);
-        assert_eq!((fill(&mut pool), pool.units()), (512, UNITS_FIRST + 512));
-        assert_eq!(pool.prepare(), None, "the rest is asked for");
-        pool.on_memory(first + 512, count - 512, true);
-        assert!(pool.extend(0) && pool.prepare().is_some());
-    }
-
-    #[test]
-    fn refused_memory_is_a_smaller_pool_until_it_is_had() {
-        let mut pool = answered(100_000);
-        let (first, count) = pool.prepare().unwrap();
-        pool.on_memory(first, count, false);
-        assert_eq!((pool.limit(), pool.excess()), (UNITS_FIRST, 0));
-        pool.set_limit(50_000);
-        assert_eq!((pool.limit(), pool.prepare()), (UNITS_FIRST, None), "still refused");
-        pool.on_memory(first, count, true);
-        assert_eq!(pool.limit(), 50_000);
-        assert!(fill(&mut pool) >= count);
-    }
-
-    #[test]
-    fn withheld_frames_are_restored_after_their_memory_was_had() {
-        let mut pool = answered(4096);
-        let mut taken = Vec::new();
-        loop {
-            taken.extend(std::iter::from_fn(|| pool.take_frames(0)));
-            if let Some((first, count)) = pool.prepare() {
-                pool.on_memory(first, count, true);
-            }
-            if !pool.extend(0) {
-                break;
-            }
-        }
-        assert_eq!(pool.units(), 4096);
-        taken[..2048].iter().for_each(|&unit| pool.put_frames(unit, 0));
-        pool.set_limit(2048);
-        while pool.withhold().is_some() {}
-        let withheld = pool.withheld();
-        assert!(withheld >= 2000 && pool.free() == 0, "{withheld}");
-        pool.set_limit(4096);
-        assert!(!pool.extend(0), "their memory was given back");
-        let asked: Vec<_> = std::iter::from_fn(|| pool.prepare()).collect();
-        let units: u32 = asked.iter().map(|&(_, units)| units).sum();
-        assert_eq!((units, pool.withheld()), (UNITS_MORE, withheld), "{asked:?}");
-        for (first, units) in asked {
-            assert!(units.is_power_of_two());
-            pool.on_memory(first, units, true);
-        }
-        assert_eq!((pool.free(), pool.withheld()), (UNITS_MORE, withheld - UNITS_MORE));
-    }
-
-    #[test]
-    fn limit_has_a_floor_and_small_pools_are_whole_from_the_start() {
-        let mut small = pool(300);
-        assert_eq!((small.units(), small.extend(0)), (300, false));
-        small.set_limit(0);
-        assert_eq!(small.limit(), CacheOptions::UNITS_MIN);
-    }
+/// Returns the units of the tables that are not withheld.
+fn usable(frames: &Buddy) -> u32 {
+    frames.units() - frames.withheld()
 }

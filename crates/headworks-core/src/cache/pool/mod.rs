@@ -6,7 +6,7 @@
 //!
 //! Files: `folio` (headers and block states), `blocks` (every transition of a block's state), `index`, `reclaim` and `ghost`
 //! (eviction), `parts` (parts of tenants), `shadow` (frames for writes to blocks under write-out), `walk` (the folios of a range),
-//! `limit` (how many frames may be used), `lines` (hash tables that cost nothing before they are used).
+//! `limit` and `growth` (how many frames may be used), `lines` (hash tables that cost nothing before they are used).
 //!
 //! Invariants: units of folios + free units + granted frames + shadow frames + withheld units == units of the tables; a folio is
 //! in the index and on an eviction list from its begin to its end; `volume_folios` counts the folios of each volume.
@@ -15,6 +15,7 @@ mod adopt;
 mod blocks;
 pub mod folio;
 mod ghost;
+mod growth;
 mod index;
 mod limit;
 mod lines;
@@ -70,6 +71,8 @@ pub(in crate::cache) struct Pool {
     reclaim: Reclaim,
     shadows: ShadowFrames,
     limit: Limit,
+    /// The most units to which the ratios of dirty data refer.
+    dirtyable_max: u32,
     /// Frames with dirty blocks are reported for the dirty table.
     dirty_table: bool,
     /// Folios of each volume.
@@ -100,6 +103,7 @@ impl Pool {
             reclaim: Reclaim::new(units, &config.exports, &config.tenants),
             shadows,
             limit: Limit::of(&config.cache),
+            dirtyable_max: config.cache.dirtyable_max,
             dirty_table,
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,
