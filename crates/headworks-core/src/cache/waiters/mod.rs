@@ -6,6 +6,7 @@
 mod lists;
 pub(in crate::cache) mod operation;
 mod range_locks;
+mod wakeups;
 
 pub(in crate::cache) use range_locks::touched_blocks;
 
