@@ -1,193 +1,18 @@
-//! The flush sequence: at most one device flush in flight per volume, shared by all bios that it covers.
+//! The steps of a flush in the queue: it joins the sequence of its volume (`flush_sequence`), or the next device flush is sent for it.
 //!
-//! A flush promises that every write that was acknowledged before it was submitted is durable. So it may join a device flush in
-//! flight only if no write of the volume finished since that one was sent; otherwise it waits for the next. A FUA write on a
-//! device without FUA joins after its data, by the same rule.
-//!
-//! ```text
-//!        flush, FUA after data                 answered
-//!  Idle ------------------------> Running ------------------> Idle      `next` not empty: Running again
-//!                                  |   ^ joins if nothing finished since it was sent, else goes to `next`
-//!                                  | time-out: all waiting bios fail
-//!                                  v
-//!                                 Lost: every flush fails at once, until the device answers
-//! ```
-//!
-//! A failed device flush does not tell which writes are lost, so the volume is *suspect*: every flush and FUA write fails until
-//! the operator acknowledges. A later flush that succeeds would hide the loss (fsyncgate, 2018). Only a device that synced nothing can
-//! know that nothing is lost, and says so by [`IoError::NotFlushed`]: its flush fails for want of room, and the next one may succeed.
-//!
-//! Invariants: `request` is a slot while a device flush is running; `running` and `next` are empty while it is idle;
-//! `covers <= writes_completed` and `writes_flushed <= writes_completed`.
+//! Invariants: a device flush has one request slot, from the first bio that needs it until the device has answered and no bio needs
+//! another one; every bio that joined is answered once, with the device's answer or at a time-out.
 
 use super::Queue;
 use crate::action::{Action, Notice};
 use crate::bio::{Op, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
-use crate::list::Fifo;
 use crate::pools::{Pools, answer};
-use crate::request::{Bios, RequestStart, SlotId};
+use crate::request::{RequestStart, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitKind;
-
-/// The flushes of one volume.
-#[derive(Debug)]
-pub(crate) struct FlushSequence {
-    /// The device flush, from its start until the device answered; `NIL` when idle.
-    request: SlotId,
-    /// `writes_completed` when it was sent.
-    covers: u64,
-    /// Bios that it answers.
-    running: Fifo,
-    /// Bios that the next one answers.
-    next: Fifo,
-    /// The device flush timed out and was not answered yet.
-    lost: bool,
-    /// A device flush failed and was not acknowledged.
-    suspect: bool,
-    /// Writes whose data the device finished: what a flush can cover.
-    writes_completed: u64,
-    /// `writes_completed` when the last good flush was sent.
-    writes_flushed: u64,
-}
-
-impl FlushSequence {
-    /// Creates the state of a volume without a write.
-    pub const fn new() -> Self {
-        Self {
-            request: NIL,
-            covers: 0,
-            running: Fifo::new(),
-            next: Fifo::new(),
-            lost: false,
-            suspect: false,
-            writes_completed: 0,
-            writes_flushed: 0,
-        }
-    }
-
-    /// Returns true while the device has a flush of the volume.
-    pub fn is_running(&self) -> bool {
-        self.request != NIL
-    }
-
-    /// Returns true while a failed flush is not acknowledged.
-    #[inline]
-    pub fn is_suspect(&self) -> bool {
-        self.suspect
-    }
-
-    /// Returns the number of writes that finished since the last good flush was sent.
-    pub fn unflushed(&self) -> u64 {
-        assert!(self.writes_flushed <= self.writes_completed, "a flush covers finished writes");
-        self.writes_completed - self.writes_flushed
-    }
-
-    /// Counts a write whose data the device finished.
-    #[inline]
-    pub fn on_write_finished(&mut self) {
-        self.writes_completed += 1;
-    }
-
-    /// Notes that all finished writes are durable: the device has no volatile cache.
-    fn assume_flushed(&mut self) {
-        self.writes_flushed = self.writes_completed;
-    }
-
-    /// Returns why no flush can succeed now, if so.
-    fn refusal(&self) -> Option<IoError> {
-        match (self.suspect, self.lost) {
-            (true, _) => Some(IoError::Medium),
-            (false, true) => Some(IoError::TimedOut),
-            (false, false) => None,
-        }
-    }
-
-    /// Queues a bio for the device flush that may cover it; returns true when a device flush must be started.
-    fn join(&mut self, bios: &mut Bios, slot: u32) -> bool {
-        let idle = !self.is_running();
-        assert!(!idle || self.running.head().is_none(), "an idle volume has no waiting flush");
-        if idle || self.covers == self.writes_completed {
-            self.running.push(bios, slot);
-        } else {
-            self.next.push(bios, slot);
-        }
-        idle
-    }
-
-    /// Starts the device flush in slot `request`.
-    fn start(&mut self, request: SlotId) {
-        assert!(!self.is_running(), "a volume has one device flush in flight at most");
-        self.request = request;
-    }
-
-    /// Notes what the device flush covers: it is sent now.
-    fn cover(&mut self) {
-        assert!(self.is_running(), "a device flush that is sent is running");
-        self.covers = self.writes_completed;
-    }
-
-    /// Makes the bios of the next device flush wait for the running one.
-    fn join_all(&mut self, bios: &mut Bios) {
-        self.running.append(bios, &mut self.next);
-    }
-
-    /// Takes the device's answer; returns what the bios are told, and whether the volume became suspect.
-    fn on_answer(&mut self, bios: &mut Bios, status: Status) -> (Status, bool) {
-        assert!(self.is_running(), "only a device flush in flight is answered");
-        self.lost = false;
-        match status {
-            // What was lost while the device flushed is not on the device.
-            Ok(()) if self.suspect => {
-                self.join_all(bios);
-                (Err(IoError::Medium), false)
-            }
-            Ok(()) => {
-                assert!(self.covers <= self.writes_completed, "a flush covers finished writes");
-                self.writes_flushed = self.covers;
-                (Ok(()), false)
-            }
-            // Refused after it timed out (before, it would have been sent again): nothing was flushed, and nothing was lost.
-            Err(IoError::Busy) => (status, false),
-            Err(IoError::NotFlushed) => (Err(IoError::NoSpace), false),
-            Err(_) => {
-                self.suspect = true;
-                self.join_all(bios);
-                (status, true)
-            }
-        }
-    }
-
-    /// Ends the device flush; returns true when the next one must be sent for waiting bios.
-    fn end(&mut self, bios: &mut Bios) -> bool {
-        assert!(self.running.head().is_none(), "the bios of a flush are answered when it ends");
-        self.join_all(bios);
-        let again = self.running.head().is_some();
-        if !again {
-            self.request = NIL;
-        }
-        again
-    }
-
-    /// Notes that the device flush timed out: no bio waits for it, and no flush succeeds before it is answered.
-    fn lose(&mut self, bios: &mut Bios) {
-        assert!(self.is_running(), "a device flush in flight times out");
-        self.lost = true;
-        self.join_all(bios);
-    }
-
-    /// Has flushes and FUA writes fail from now on, as after a failed flush.
-    fn suspect(&mut self) {
-        self.suspect = true;
-    }
-
-    /// Lets flushes and FUA writes succeed again after a failed flush.
-    fn acknowledge(&mut self) {
-        self.suspect = false;
-    }
-}
 
 impl Queue {
     /// Takes a flush bio of a volume.
@@ -245,9 +70,7 @@ impl Queue {
 
     /// Sends the device flush of a volume.
     fn send_flush(&mut self, now: Instant, pools: &mut Pools, id: VolumeId) {
-        let sequence = &mut self.volumes.of_bio(id).flush;
-        sequence.cover();
-        let request = sequence.request;
+        let request = self.volumes.of_bio(id).flush.cover();
         self.send(now, pools, request);
     }
 
@@ -278,7 +101,7 @@ impl Queue {
         self.charge_flush(pools, volume_id, now.since(stamps[3]));
         self.answer_flushed(now, pools, volume_id, told);
         if self.volumes.of_bio(volume_id).flush.end(&mut pools.bios) {
-            let first = self.volumes.of_bio(volume_id).flush.running.head();
+            let first = self.volumes.of_bio(volume_id).flush.first();
             let first = first.expect("the next flush has a bio");
             pools.slots[id].stamps = [now; 4];
             pools.slots[id].waits_since = pools.waits_since(first);
@@ -294,7 +117,7 @@ impl Queue {
         if self.gate.waiters() == 0 {
             return;
         }
-        let head = self.volumes.of_bio(volume).flush.running.head();
+        let head = self.volumes.of_bio(volume).flush.first();
         let all = || {
             std::iter::successors(head, |&slot| {
                 Some(pools.bios[slot].next).filter(|&next| next != NIL)
@@ -333,7 +156,7 @@ impl Queue {
         status: Status,
     ) {
         let sequence = &mut self.volumes.of_bio(volume).flush;
-        while let Some(slot) = sequence.running.pop(&mut pools.bios) {
+        while let Some(slot) = sequence.pop(&mut pools.bios) {
             // After the data of a FUA write. The wait for a flush that it could not join counts as device time, too.
             let waited = now.since(pools.waits_since(slot));
             pools.bios[slot].wait_times =

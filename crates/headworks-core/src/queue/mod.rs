@@ -13,9 +13,9 @@
 //! ```
 //!
 //! [`Queue`] composes owners that keep their state private: `gate` (tags, leases, bytes in flight), `dispatch_queue` (elevator
-//! and requeue list), `in_flight` (commands in the device), `volumes` with `flush` (the durability contract), `counters`,
-//! `switch` (a change of options), `device_state` (whether the device answers). The steps of a request are in `admit`, `split`,
-//! `merging`, `dispatch`, `complete`, `timeout` (of a command) and `expiry` (of a wait).
+//! and requeue list), `in_flight` (commands in the device), `volumes` with `flush_sequence` (the durability contract), `counters`,
+//! `option_switch` (a change of options), `device_state` (whether the device answers). The steps of a request are in `admit`, `split`,
+//! `merging`, `dispatch`, `complete`, `flush`, `switch`, `timeout` (of a command) and `expiry` (of a wait).
 //!
 //! Invariants: `in_flight <= queue_depth`; a request behind the gate holds a tag, its own or of its origin's lease; a waiting
 //! request that may merge is in the merge index, a command in flight is not; the elevator gives no more than the device
@@ -32,10 +32,12 @@ mod dispatch_queue;
 mod expiry;
 mod export_shares;
 mod flush;
+mod flush_sequence;
 mod gate;
 mod in_flight;
 mod leases;
 mod merging;
+mod option_switch;
 mod passing;
 mod rivals;
 mod split;
@@ -70,7 +72,7 @@ use counters::QueueCounters;
 use dispatch_queue::DispatchQueue;
 use gate::Gate;
 use in_flight::InFlightList;
-use switch::OptionSwitch;
+use option_switch::OptionSwitch;
 use timers::set_timer;
 use volumes::VolumeQueues;
 
@@ -95,6 +97,8 @@ pub(crate) struct Queue {
     volumes: VolumeQueues,
     counters: QueueCounters,
     switch: OptionSwitch,
+    /// Tags for which the shard has request slots.
+    slots_for: u32,
     monitor: DeviceMonitor,
     /// A request may have waited for too long: the end of the batch searches for it.
     expiry_due: bool,
@@ -126,7 +130,8 @@ impl Queue {
             in_flight: InFlightList::new(),
             volumes: VolumeQueues::new(config, device),
             counters: QueueCounters::new(),
-            switch: OptionSwitch::new(config.shards, tags),
+            switch: OptionSwitch::new(config.shards),
+            slots_for: tags,
             monitor: DeviceMonitor::new(),
             expiry_due: false,
             expiry_put_off: false,

@@ -16,80 +16,21 @@
 //! Invariants: one change at a time; an invalid value changes nothing; held bios enter in the order in which they came, before
 //! any later one.
 
-use super::{LeaseRequest, Queue, TimerKind, clear_timers, timer_of};
+use super::{Queue, TimerKind, clear_timers, timer_of};
 use crate::action::{Action, Notice};
-use crate::bio::ShardId;
 use crate::error::{IoError, Status};
 use crate::input::Message;
-use crate::list::Fifo;
 use crate::options::{QueueOptions, Tunable};
 use crate::pools::Pools;
-use crate::request::Bios;
 use crate::tags;
 use crate::time::Instant;
-
-/// A change of options in progress, and what waits for its end.
-#[derive(Debug)]
-pub(super) struct OptionSwitch {
-    /// The options to come and the token of the answer.
-    next: Option<(QueueOptions, u32)>,
-    /// Bios that came while the queue drained.
-    held: Fifo,
-    /// Lease requests that came while the queue drained, by shard.
-    lease_requests: Vec<Option<LeaseRequest>>,
-    /// Tags for which the shard has request slots.
-    slots_for: u32,
-}
-
-impl OptionSwitch {
-    /// Creates the state of an open queue.
-    pub fn new(shards: u16, tags: u32) -> Self {
-        Self {
-            next: None,
-            held: Fifo::new(),
-            lease_requests: vec![None; shards.into()],
-            slots_for: tags,
-        }
-    }
-
-    /// Returns true while the queue drains.
-    #[inline]
-    pub fn is_draining(&self) -> bool {
-        self.next.is_some()
-    }
-
-    /// Holds a bio until the change is over.
-    fn hold(&mut self, bios: &mut Bios, slot: u32) {
-        assert!(self.is_draining(), "bios are held while the queue drains");
-        self.held.push(bios, slot);
-    }
-
-    /// Holds a shard's lease request until the change is over; a shard has one at most.
-    pub fn hold_lease_request(&mut self, from: ShardId, request: LeaseRequest) {
-        assert!(self.is_draining(), "lease requests are held while the queue drains");
-        let held = self.lease_requests[usize::from(from.0)].replace(request);
-        assert!(held.is_none(), "a shard has one lease request at most");
-    }
-
-    /// Returns the first held bio.
-    fn first_held(&self) -> Option<u32> {
-        self.held.head()
-    }
-
-    /// Begins a change to `next`.
-    fn begin(&mut self, next: QueueOptions, token: u32) {
-        assert!(!self.is_draining(), "one change at a time");
-        self.next = Some((next, token));
-    }
-}
 
 impl Queue {
     /// Sets an option that only the cache uses; nothing is drained.
     pub fn set_caching(&mut self, tunable: Tunable, value: u64) -> Status {
         assert!(tunable.is_caching(), "options of the queue are set by draining");
         // A change in progress was made from the options as they were before.
-        let next = self.switch.next.iter_mut().map(|(next, _)| next);
-        let mut all = next.chain([&mut self.options]);
+        let mut all = self.switch.next_mut().into_iter().chain([&mut self.options]);
         all.try_for_each(|options| tunable.set(options, value)).map_err(|_| IoError::Invalid)
     }
 
@@ -134,19 +75,19 @@ impl Queue {
 
     /// Drops the bio that has been held longest; the caller answers it.
     pub(super) fn drop_first_held(&mut self, pools: &mut Pools) {
-        let dropped = self.switch.held.pop(&mut pools.bios);
+        let dropped = self.switch.pop_held(&mut pools.bios);
         assert!(dropped.is_some(), "a held bio is dropped");
     }
 
     /// Returns the next held bio.
     pub fn next_held(&mut self, pools: &mut Pools) -> Option<u32> {
         assert!(!self.is_draining(), "held bios enter when the change is over");
-        self.switch.held.pop(&mut pools.bios)
+        self.switch.pop_held(&mut pools.bios)
     }
 
     /// Ends a change if the queue has drained; returns true when it is open again and held bios may enter.
     pub(super) fn try_switch(&mut self, now: Instant, pools: &mut Pools) -> bool {
-        let Some((next, token)) = self.switch.next else {
+        let Some(&(next, token)) = self.switch.next() else {
             return false;
         };
         if !self.in_flight.only_timed_out(&pools.slots) || !self.gate.leases_are_home() {
@@ -156,12 +97,12 @@ impl Queue {
         if waits && self.goes_on_by_itself() {
             return false;
         }
-        self.switch.next = None;
+        self.switch.end();
         let status = if waits { Err(IoError::Busy) } else { self.apply(now, pools, next) };
         notify(pools, token, status);
-        for shard in 0..self.switch.lease_requests.len() {
-            if let Some(request) = self.switch.lease_requests[shard].take() {
-                self.on_lease_request(now, pools, ShardId(shard as u16), request);
+        for shard in self.switch.shards() {
+            if let Some(request) = self.switch.take_lease_request(shard) {
+                self.on_lease_request(now, pools, shard, request);
             }
         }
         true
@@ -219,7 +160,7 @@ impl Queue {
 
     /// Sends a message to every other shard.
     pub(super) fn send_to_others(&self, pools: &mut Pools, message: Message) {
-        for shard in (0..self.switch.lease_requests.len() as u16).map(ShardId) {
+        for shard in self.switch.shards() {
             if shard != self.owner {
                 pools.actions.list.push(Action::Send { to: shard, message });
             }
@@ -229,8 +170,8 @@ impl Queue {
     /// Removes the device, which has no request. Slots that were made for more tags than it began with stay, for other devices.
     pub fn remove(&self, pools: &mut Pools, tags_at_start: u32) {
         assert!(self.can_be_removed(), "a device is removed while nothing uses it");
-        assert!(self.switch.slots_for >= tags_at_start, "slots are never taken back");
-        pools.spare_slots += self.switch.slots_for - tags_at_start;
+        assert!(self.slots_for >= tags_at_start, "slots are never taken back");
+        pools.spare_slots += self.slots_for - tags_at_start;
         clear_timers(pools, self.device);
     }
 
@@ -238,11 +179,11 @@ impl Queue {
     fn make_room(&mut self, pools: &mut Pools) {
         let tags = self.options.tags(self.gate.bios());
         assert!(tags >= self.options.nr_requests, "there are tags for nr_requests at least");
-        let more = tags.saturating_sub(self.switch.slots_for);
+        let more = tags.saturating_sub(self.slots_for);
         let spare = more.min(pools.spare_slots);
         pools.spare_slots -= spare;
         pools.slots.grow(more - spare);
-        self.switch.slots_for += more;
+        self.slots_for += more;
         let waiters_max = self.gate.waiters_max();
         self.ready.reserve_exact(waiters_max + tags as usize);
         self.waiting.grow(&self.options, pools.slots.capacity());

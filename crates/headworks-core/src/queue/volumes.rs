@@ -1,6 +1,6 @@
 //! The volumes of a device, as its queue sees them.
 
-use super::flush::FlushSequence;
+use super::flush_sequence::FlushSequence;
 use crate::bio::{DeviceId, Op, VolumeId};
 use crate::options::ShardConfig;
 use crate::stats::VolumeStats;
