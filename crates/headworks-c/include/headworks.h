@@ -230,6 +230,22 @@ int hw_block_size(const struct hw_disk *disk);
 struct hw_queue *hw_queue_at(struct hw_disk *disk, uint32_t index);
 
 /**
+ * Sets the weight of a queue, 1 to 10000; 100 is what each begins with. Queues that want more than the disk gives divide it by their weights.
+ * Returns 0 or a negative errno.
+ *
+ * `disk` is null or an open disk.
+ */
+int hw_set_weight(const struct hw_disk *disk, uint32_t queue, uint16_t weight);
+
+/**
+ * Limits a queue to so many bytes, at least 4096, and so many I/Os a second; 0 is no limit. I/Os beyond them wait in the queue, in the order of
+ * reads and of writes; flushes do not. Returns 0 or a negative errno.
+ *
+ * `disk` is null or an open disk.
+ */
+int hw_set_limits(const struct hw_disk *disk, uint32_t queue, uint64_t bytes, uint64_t ios);
+
+/**
  * I/Os that the queue can have in flight: its slots have the numbers below. Or a negative errno.
  *
  * `queue` is null or a queue of an open disk.

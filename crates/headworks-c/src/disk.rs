@@ -3,6 +3,8 @@
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use headworks::headworks_core::limits::{LimitKind, LimitTarget, Limits};
+use headworks::headworks_core::{ExportConfig, ExportId};
 use headworks::{DeviceSetup, Owner, OwnerOptions, VolumeOptions, WriteMode};
 use headworks_server::{Assembly, ExportSpec, wait_for_closes};
 
@@ -110,6 +112,20 @@ impl Disk {
         self.queues.get(index as usize).copied()
     }
 
+    /// Sets the weight of a queue.
+    pub(crate) fn set_weight(&self, queue: u32, weight: u16) -> Result<(), Failure> {
+        let share = ExportConfig { weight, ..ExportConfig::default() };
+        Ok(self.owner.set_share(export_of(queue), share)?)
+    }
+
+    /// Sets the limits of a queue: bytes and I/Os a second, 0 for none.
+    pub(crate) fn set_limits(&self, queue: u32, (bytes, ios): (u64, u64)) -> Result<(), Failure> {
+        let mut limits = Limits::default();
+        limits.rates[LimitKind::BpsTotal as usize].average = bytes;
+        limits.rates[LimitKind::IopsTotal as usize].average = ios;
+        Ok(self.owner.set_limits(LimitTarget::Export(export_of(queue)), limits)?)
+    }
+
     /// Completes what was submitted, flushes and ends.
     pub(crate) fn close(self) -> Result<(), Failure> {
         let Self { owner, queues, .. } = self;
@@ -140,10 +156,17 @@ impl Disk {
     }
 }
 
+/// The export of a queue: of the handle of its number. No owner has as many as the last one.
+fn export_of(queue: u32) -> ExportId {
+    ExportId(u16::try_from(queue).unwrap_or(u16::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use headworks::headworks_core::Instant;
     use headworks::{Answers, IoError, QueueOptions, SafeDevice, Work};
+
+    use std::ffi::c_int;
 
     use super::*;
     use crate::options::Options;
@@ -214,6 +237,41 @@ mod tests {
             let sentence = std::ffi::CStr::from_ptr(hw_error()).to_str().unwrap();
             assert!(sentence.contains("whole blocks of 512 bytes"), "{sentence}");
             assert_eq!(hw_discard(queue, 100, 300, 0, 0), 0);
+            assert_eq!(hw_close(disk), 0);
+        }
+    }
+
+    #[test]
+    fn queue_has_a_weight_and_limits() {
+        let disk = Box::into_raw(spoiled(0));
+        let mut bytes = [0_u8; 1536];
+        // SAFETY: as above.
+        unsafe {
+            let queue = hw_queue_at(disk, 0);
+            assert_eq!((hw_set_weight(disk, 0, 700), hw_set_limits(disk, 0, 0, 1)), (0, 0));
+            for at in 0..3 {
+                let part = bytes.as_mut_ptr().add(512 * at).cast();
+                assert_eq!(hw_read(queue, 1 << 19, part, 512, 0, at as u64), 0);
+            }
+            let began = std::time::Instant::now();
+            assert_eq!(hw_wait(queue, -1), 1);
+            let mut completions = [Completion::default(); 3];
+            let first: c_int = hw_reap(queue, completions.as_mut_ptr(), 3);
+            let most = 2 + began.elapsed().as_secs() as c_int;
+            assert!((1..=most).contains(&first), "{first} of 3 passed");
+            // Another limit lets them pass, and does not.
+            assert_eq!(hw_set_limits(disk, 0, 1 << 30, 0), 0);
+            while hw_reap(queue, completions.as_mut_ptr(), 3) > 0 || hw_wait(queue, -1) > 0 {}
+            for (code, said) in [
+                (hw_set_weight(disk, 0, 0), "not within 1..=10000"),
+                (hw_set_weight(disk, 65536, 1), "handle"),
+                (hw_set_limits(disk, 0, 1, 0), "bps-total"),
+                (hw_set_limits(std::ptr::null(), 0, 0, 0), "disk is null"),
+            ] {
+                assert_eq!(code, -libc::EINVAL, "{said}");
+            }
+            let sentence = std::ffi::CStr::from_ptr(hw_error()).to_str().unwrap();
+            assert_eq!(sentence, "disk is null");
             assert_eq!(hw_close(disk), 0);
         }
     }

@@ -100,6 +100,33 @@ pub unsafe extern "C" fn hw_queue_at(disk: *mut Disk, index: u32) -> *mut Queue 
     })
 }
 
+/// Sets the weight of a queue, 1 to 10000; 100 is what each begins with. Queues that want more than the disk gives divide it by their weights.
+/// Returns 0 or a negative errno.
+///
+/// # Safety
+/// `disk` is null or an open disk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hw_set_weight(disk: *const Disk, queue: u32, weight: u16) -> c_int {
+    // SAFETY: as the caller says.
+    guard(|| unsafe { open_disk(disk) }?.set_weight(queue, weight).map(|()| 0))
+}
+
+/// Limits a queue to so many bytes, at least 4096, and so many I/Os a second; 0 is no limit. I/Os beyond them wait in the queue, in the order of
+/// reads and of writes; flushes do not. Returns 0 or a negative errno.
+///
+/// # Safety
+/// `disk` is null or an open disk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hw_set_limits(
+    disk: *const Disk,
+    queue: u32,
+    bytes: u64,
+    ios: u64,
+) -> c_int {
+    // SAFETY: as the caller says.
+    guard(|| unsafe { open_disk(disk) }?.set_limits(queue, (bytes, ios)).map(|()| 0))
+}
+
 /// # Safety
 /// `disk` is null or an open disk.
 unsafe fn open_disk<'a>(disk: *const Disk) -> Result<&'a Disk, Failure> {

@@ -29,7 +29,8 @@ mod queue_calls;
 
 pub use disk::Disk;
 pub use disk_calls::{
-    hw_block_size, hw_capacity, hw_close, hw_error, hw_open, hw_queue_at, hw_version,
+    hw_block_size, hw_capacity, hw_close, hw_error, hw_open, hw_queue_at, hw_set_limits,
+    hw_set_weight, hw_version,
 };
 pub use options::{
     HW_ENGINE_AUTO, HW_ENGINE_THREADS, HW_ENGINE_URING, HW_OPEN_OWNER_DRIVES, HW_OPEN_READ_ONLY,

@@ -6,7 +6,7 @@
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, TenantId, VolumeId};
 use crate::device_cost::{DeviceCost, ShareUnit};
 use crate::error::Status;
-use crate::options::{TenantMemory, Tunable};
+use crate::options::{ExportConfig, TenantMemory, Tunable};
 use crate::queue::DeviceState;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
@@ -265,6 +265,20 @@ pub enum Control {
         /// The tenant, or [`TenantId::NONE`].
         tenant: TenantId,
     },
+}
+
+impl Control {
+    /// Gives an export a share.
+    #[must_use]
+    pub fn shares(export: ExportId, share: &ExportConfig) -> [Self; 4] {
+        let ExportConfig { weight, tenant, latency_target_us: target_us, dirty_max } = *share;
+        [
+            Self::Weight { export, weight },
+            Self::ExportTenant { export, tenant },
+            Self::ExportTarget { export, target_us },
+            Self::ExportDirty { export, dirty_max },
+        ]
+    }
 }
 
 /// One input of a shard.

@@ -11,14 +11,13 @@
 //! ```
 //!
 //! A connection's half of it is in two parts: `wire` has its bytes and their clocks, `intake` what has arrived and is not in the shard.
-//! `hot_list` has the connections that are tried every turn, `front_waits` what a request waited before its bio, `limits` what
-//! limits of bytes and I/Os a second stand before a shard.
+//! `hot_list` has the connections that are tried every turn, `front_waits` what a request waited before its bio. Limits of bytes and I/Os
+//! a second, which stand before a shard, are `headworks_core::limits`.
 
 pub mod front_waits;
 pub mod hot_list;
 pub mod intake;
 pub mod lent_frames;
-pub mod limits;
 pub mod memory;
 pub mod outgoing;
 pub mod request;

@@ -13,10 +13,10 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use headworks_core::limits::{LimitDirection, LimitKind, LimitedIo, Limits, Rate};
+use headworks_core::limits::{LimitGate, LimitTarget, ShardLimits};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
 use headworks_core::{Bio, Control, ExportId, Instant, ShardId, TenantId};
-use headworks_front::limits::{LimitGate, LimitTarget, ShardLimits};
 
 use crate::check::limits::Watched;
 use crate::check::violation;

@@ -14,6 +14,7 @@
 //! - A [`Handle`] is a feeder's access: it puts an [`Io`] with a [`Slot`], its buffer, into a batch, and reaps completions. A
 //!   thread waits in [`Handle::wait`], polls the handle's file descriptor, or awaits `AsyncHandle`. [`Handle::lend`] reads data in
 //!   memory where they are, without a copy. [`Handle::read`], [`Handle::write`] and [`Handle::flush`] are one call for one I/O.
+//! - Handles divide devices and cache by weight and tenant ([`Owner::set_share`]), and may be limited ([`Owner::set_limits`]).
 //! - [`driver`] has the parts from which such a thread is built, for programs that bring a loop of their own.
 //!
 //! # Example
@@ -35,7 +36,8 @@
 //! # }
 //! ```
 //!
-//! `examples/counting.rs` is a whole program: a device around another, a page cache, mq-deadline, two feeders, no unsafe code.
+//! `examples/counting.rs` is a whole program: a device around another, a page cache, mq-deadline, two feeders, no unsafe code;
+//! `examples/shares.rs` one whose clients have weights and limits.
 //!
 //! # Features
 //!
@@ -59,7 +61,7 @@ mod runtime;
 mod safe_open;
 mod size;
 #[cfg(doctest)]
-mod soundness;
+mod soundness_tests;
 mod sync;
 
 pub use headworks_core;

@@ -15,6 +15,8 @@
 //! | `turn` | which child of a node is next |
 //! | `lease`, `tokens` | what a shard asks for and holds of a node that lives on another shard |
 //! | `lessee` | what the home of a node keeps of such a shard |
+//! | `parked` | which bios wait, where clients have no place of their own for these |
+//! | `shard` | the tree of a shard: its exports, their tenants and clients |
 //! | `tree` | what passes, what waits, and when to look again: `structure`, `passage`, `timers`, `leases` |
 //!
 //! **Bounds.** Let R be a rate, L the largest cost, `s` the slack of 4 ms at R, and `e` the latest wake-up. While requests wait,
@@ -22,9 +24,8 @@
 //! several busy children admits at most `R T + 2 s + L`. On several shards leases add what `lease` says. The tests check every
 //! pair of admissions.
 //!
-//! **In another program.** The server asks the tree where a request's header is known and it holds nothing yet. The embedding API
-//! has no such place: a slot is taken before an I/O is submitted, and handles share neither a lock nor a timer. So a program that
-//! limits its own clients has a tree where it accepts their requests, and parks those that do not pass:
+//! **In another program.** [`ShardLimits`] is what the server asks, and [`ParkedBios`] what the embedding API does. A program that limits its own clients where it accepts
+//! their requests has a tree there, and parks those that do not pass:
 //!
 //! ```
 //! use headworks_core::limits::{LimitKind, LimitTree, LimitedIo, Limits};
@@ -53,7 +54,9 @@
 mod bucket;
 mod lease;
 mod lessee;
+mod parked;
 mod set;
+mod shard;
 mod tokens;
 mod tree;
 mod turn;
@@ -62,7 +65,9 @@ mod turn;
 mod tests;
 
 pub use lessee::OutgoingLease;
+pub use parked::{ClientSetting, ParkedBios};
 pub use set::LimitedIo;
+pub use shard::{LimitGate, LimitTarget, ShardLimits};
 pub use tokens::{LeaseMessage, LeaseRequest, Tokens};
 pub use tree::{LimitReport, LimitTree, Passed};
 

@@ -83,6 +83,30 @@ impl Default for ExportConfig {
 impl ExportConfig {
     /// The range of weights.
     pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first mistake, with what would be right.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        validate_weight(self.weight)?;
+        if self.dirty_max == 0 {
+            return Err(ConfigError::new("dirty", NO_BLOCKS));
+        }
+        if !self.tenant.is_none() && usize::from(self.tenant.0) >= TENANTS_MAX {
+            return Err(ConfigError::new("tenant", "an export names a tenant that is not there"));
+        }
+        Ok(())
+    }
+}
+
+const NO_BLOCKS: &str = "a cap or a maximum of 0 blocks";
+
+fn validate_weight(weight: u16) -> Result<(), ConfigError> {
+    if ExportConfig::WEIGHTS.contains(&weight) {
+        return Ok(());
+    }
+    Err(ConfigError::new("weight", format!("{weight} is not within 1..=10000")))
 }
 
 /// A tenant: a share of every device, which its exports divide by their weights.
@@ -97,6 +121,20 @@ pub struct TenantConfig {
 impl Default for TenantConfig {
     fn default() -> Self {
         Self { weight: ExportConfig::default().weight, memory: TenantMemory::default() }
+    }
+}
+
+impl TenantConfig {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first mistake, with what would be right.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        validate_weight(self.weight)?;
+        match self.memory.dirty_max == 0 || self.memory.cache_max == 0 {
+            true => Err(ConfigError::new("dirty", NO_BLOCKS)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -203,24 +241,8 @@ impl ShardConfig {
         if self.tenants.len() > TENANTS_MAX {
             return Err(ConfigError::new("tenants", format!("more than {TENANTS_MAX} tenants")));
         }
-        let weights = self.exports.iter().map(|export| export.weight);
-        let mut weights = weights.chain(self.tenants.iter().map(|tenant| tenant.weight));
-        if let Some(weight) = weights.find(|weight| !ExportConfig::WEIGHTS.contains(weight)) {
-            let message = format!("{weight} is not within 1..=10000");
-            return Err(ConfigError::new("weight", message));
-        }
-        let mut caps = self.exports.iter().map(|export| export.dirty_max);
-        let mut memory = self.tenants.iter().map(|tenant| tenant.memory);
-        if caps.any(|most| most == 0) || memory.any(|of| of.dirty_max == 0 || of.cache_max == 0) {
-            return Err(ConfigError::new("dirty", "a cap or a maximum of 0 blocks"));
-        }
-        let tenants = self.exports.iter().map(|export| export.tenant);
-        if tenants
-            .into_iter()
-            .any(|tenant| !tenant.is_none() && usize::from(tenant.0) >= TENANTS_MAX)
-        {
-            return Err(ConfigError::new("tenant", "an export names a tenant that is not there"));
-        }
+        self.exports.iter().try_for_each(ExportConfig::validate)?;
+        self.tenants.iter().try_for_each(TenantConfig::validate)?;
         self.devices.iter().try_for_each(|device| self.validate_device(device))?;
         self.volumes.iter().try_for_each(|volume| self.validate_volume(volume))
     }

@@ -33,7 +33,7 @@ use crate::option_table::OptionTable;
 use crate::tenant::{NONE, TenantName};
 use headworks_control::methods::Values;
 use headworks_control::{RpcFault, RpcResult, answers};
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Wait times by export, for exports that had a client.
 pub type Latencies = BTreeMap<ExportId, LatencyReport>;

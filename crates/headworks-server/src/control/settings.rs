@@ -33,7 +33,7 @@ use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, ExportOptions};
 use crate::tenant::{TenantName, TenantOptions};
 use headworks_control::{RpcFault, RpcResult};
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Accepted forms of limits, for errors.
 const LIMITS: &str = "0 or max for none; 50M bytes, 20K I/Os (powers of 1000), 30s; rbps=max wbps=52428800 for io.max";

@@ -31,7 +31,7 @@ use crate::option_table::OptionTable;
 use crate::spec::{ExportOption, ModelLink, RemoteLink};
 use crate::tenant::{TenantName, TenantOption};
 use headworks_control::RpcFault;
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// A device in the tree, with its volumes.
 #[derive(Clone, Debug)]

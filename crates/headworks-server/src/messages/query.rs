@@ -27,7 +27,7 @@ use crate::latency::slow::{SlowFilter, SlowRequest};
 use crate::latency::usage::{Usage, VolumeUse};
 use crate::latency::{LatencyTable, LatencyTotals};
 use crate::tenant::TenantName;
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// The way back of one answer. It has room for one: a channel without a bound makes 31 places at once, of which an answer may take 12 KiB each.
 pub type QueryAnswer<T> = SyncSender<T>;

@@ -18,7 +18,7 @@ use crate::latency::{Histogram, ROWS, request_name, row_name};
 use crate::messages::query::{BufferStats, DeviceReport, LatencyReport};
 use crate::tenant::TenantName;
 use headworks_control::RpcFault;
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Makes the page of all metrics.
 pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {

@@ -7,8 +7,7 @@
 use std::sync::mpsc::Sender;
 
 use headworks_core::{
-    Change, ChangeError, Control, DeviceState, ExportConfig, ExportId, Input, Instant, Status,
-    VolumeId,
+    Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId,
 };
 use headworks_images::PowercutDevice;
 
@@ -88,16 +87,12 @@ impl Reactor {
             }
             ShardCommand::Serve { export } => {
                 let id = export.binding.export;
-                let ExportConfig { weight, tenant, latency_target_us: target_us, dirty_max } =
-                    export.config;
+                let controls = Control::shares(id, &export.config);
                 self.door.put_limits(now, &export);
                 self.door.limits.settle_homes(now);
                 self.door.exports.put(*export);
                 self.door.note_devices(&self.parts);
-                self.on_control(Control::Weight { export: id, weight });
-                self.on_control(Control::ExportTenant { export: id, tenant });
-                self.on_control(Control::ExportTarget { export: id, target_us });
-                self.on_control(Control::ExportDirty { export: id, dirty_max });
+                controls.into_iter().for_each(|control| self.on_control(control));
             }
             ShardCommand::Hide { export, hidden } => self.door.exports.hide(export, hidden),
             ShardCommand::CutPower { device } => {

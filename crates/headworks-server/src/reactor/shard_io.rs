@@ -20,8 +20,8 @@ use crate::connection_id::{
 use crate::latency::exports::ExportLatencies;
 use headworks::driver::{ActionSink, Span};
 use headworks::house::{Consumer, Mapping, Pool, Populator, Producer};
+use headworks_core::limits::LimitTarget;
 use headworks_front::lent_frames::LentFrames;
-use headworks_front::limits::LimitTarget;
 use headworks_front::memory::MemoryLimits;
 
 /// What one shard's thread tells another's.

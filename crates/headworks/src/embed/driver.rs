@@ -11,10 +11,11 @@
 
 use std::sync::Arc;
 
+use headworks_core::limits::{ClientSetting, ParkedBios};
 use headworks_core::{
-    Bio, BioFlags, BioId, Change, ChangeError, ConfigError, DeviceConfig, DeviceId, Input, Instant,
-    IoError, Message, Notice, Op, QueueOptions, ReplyStage, Shard, ShardConfig, ShardId,
-    SpareSlots, Status, VolumeConfig, VolumeId, VolumeOptions, WaitTimes, WriteMode,
+    Bio, BioFlags, BioId, Change, ChangeError, ConfigError, DeviceConfig, DeviceId, ExportConfig,
+    Input, Instant, IoError, Message, Notice, Op, QueueOptions, ReplyStage, Shard, ShardConfig,
+    ShardId, SpareSlots, Status, VolumeConfig, VolumeId, VolumeOptions, WaitTimes, WriteMode,
 };
 
 use super::handle::RingCounts;
@@ -167,6 +168,7 @@ pub(super) struct Driver {
     next: (usize, usize),
     slot_bytes: usize,
     pub(super) removals: Vec<Removal>,
+    limited: ParkedBios,
     /// The shard was changed and has to be called once, also without inputs.
     pub(super) changed: bool,
     /// Handles that were closed when the shard was last told.
@@ -213,6 +215,7 @@ impl Driver {
         let queue = QueueOptions::default();
         let mut config = ShardConfig::single(queue, VolumeOptions::default(), bios_max as u32);
         (config.devices, config.volumes) = (Vec::new(), Vec::new());
+        config.exports = vec![ExportConfig::default(); options.handles];
         (config.cache, config.dirty) = (options.cache, options.dirty);
         config.spare = SpareSlots {
             devices: options.devices_max,
@@ -243,6 +246,7 @@ impl Driver {
             next: (0, 0),
             slot_bytes: options.slot_bytes,
             removals: Vec::new(),
+            limited: ParkedBios::new(options.handles),
             changed: false,
             closed_seen: 0,
             inputs: Vec::with_capacity(2 * slots + 16),
@@ -276,13 +280,16 @@ impl Driver {
         }
     }
 
-    /// Begins the end: a last look at the rings; bios that are pushed later are not completed.
-    pub fn begin_drain(&mut self) {
+    /// Begins the end: a last look at the rings; bios that are pushed later are not completed. Nothing waits for a limit any more.
+    pub fn begin_drain(&mut self, now: Instant) {
         let first = self.inputs.len();
         let Self { desk, inputs, .. } = self;
         for client in &mut desk.clients {
             client.bios.pop_each(usize::MAX, |bio| inputs.push(Input::Bio(bio)));
         }
+        let Self { limited, inputs, desk, .. } = self;
+        limited.release(now, None, inputs);
+        *limited = ParkedBios::new(desk.clients.len());
         self.reject_removed(first);
         self.desk.flushed.clear();
         self.removals.clear();
@@ -390,6 +397,23 @@ impl Driver {
         Ok(id)
     }
 
+    /// Applies a setting of a handle, a tenant or the owner.
+    pub fn apply(&mut self, now: Instant, setting: &ClientSetting) {
+        self.limited.apply(now, setting, &mut self.inputs);
+        // What waited for a limit may go on.
+        self.changed = true;
+    }
+
+    /// Begins a removal: what waits for a limit is rejected like what comes.
+    pub fn begin_removal(&mut self, now: Instant, removal: Removal) {
+        let first = self.inputs.len();
+        if let Some(volume) = removal.volume_of() {
+            self.limited.release(now, Some(volume), &mut self.inputs);
+        }
+        self.removals.push(removal);
+        self.reject_removed(first);
+    }
+
     /// Removes a volume from the shard, and its image from the device.
     pub(super) fn remove_volume(
         &mut self,
@@ -421,6 +445,9 @@ impl Driver {
     /// File operations go to `disk`.
     pub fn run(&mut self, now: Instant, disk: &mut dyn DiskQueue) -> bool {
         self.take_timers(now, disk);
+        if self.limited.in_use() {
+            self.limited.hold(now, &mut self.inputs);
+        }
         if !self.has_inputs() {
             return false;
         }
@@ -574,7 +601,8 @@ impl Driver {
 
     /// The earliest time at which the shard or a device is to be called.
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.desk.timer.into_iter().chain(self.executor.next_timeout()).min()
+        let times = [self.desk.timer, self.executor.next_timeout(), self.limited.next_timeout()];
+        times.into_iter().flatten().min()
     }
 
     /// Returns true if every ring is empty.
@@ -616,15 +644,17 @@ impl Driver {
         self.state.closed_handles() != self.closed_seen
     }
 
-    /// Tells the shard of handles that were dropped and whose ring is empty.
-    pub fn close_handles(&mut self) {
+    /// Tells the shard of handles that were dropped and of which nothing waits.
+    pub fn close_handles(&mut self, now: Instant) {
         let closed = self.state.closed_handles();
         if closed == self.closed_seen {
             return;
         }
         for (index, client) in self.desk.clients.iter_mut().enumerate() {
-            if !client.closed && client.parker.is_closed() && client.bios.is_empty() {
+            let is_empty = client.bios.is_empty() && self.limited.is_empty_of(index as u32);
+            if !client.closed && client.parker.is_closed() && is_empty {
                 client.closed = true;
+                self.limited.forget(now, index as u32);
                 self.closed_seen += 1;
                 self.inputs.push(Input::Close { connection: index as u32 });
             }

@@ -11,7 +11,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use headworks_core::{Bio, BioId, ReplyStage, VolumeId};
+use headworks_core::{Bio, BioId, ExportId, ReplyStage, VolumeId};
 
 use super::driving::{Carried, SharedDriver};
 use super::io::{Io, IoCompletion, RejectedIo, Slot};
@@ -126,6 +126,12 @@ impl Handle {
         self.depth
     }
 
+    /// The name of its share and its limits ([`Owner::set_share`](super::Owner::set_share)): its place among the owner's handles.
+    #[must_use]
+    pub fn export(&self) -> ExportId {
+        ExportId(self.index as u16)
+    }
+
     /// Takes a free slot; `None` if all are with the user or in flight.
     #[inline]
     pub fn slot(&mut self) -> Option<Slot> {
@@ -159,9 +165,9 @@ impl Handle {
         self.batch.push(Bio {
             id: BioId {
                 connection: self.index,
+                export: self.export(),
                 volume,
                 sequence: index.into(),
-                ..BioId::default()
             },
             offset: io.offset,
             len: io.len,

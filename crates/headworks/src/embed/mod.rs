@@ -15,8 +15,8 @@
 //! woken once. The bytes are in slots that are mapped once; a slot belongs to its feeder until it is put, to the path until
 //! it is completed, and then to the feeder again.
 //!
-//! Limits of bytes and I/Os a second are not applied here: they hold requests back before these have a slot, which is the caller's
-//! side of a handle. `headworks_core::limits` has the tree, with an example.
+//! Each handle has a share of the devices and of the cache, and limits of bytes and I/Os a second, as an export of the server has
+//! ([`Owner::set_share`], [`Owner::set_limits`]); what waits for a limit keeps its slot.
 //!
 //! Invariants: a ring has room for every message of its handle, so it is never full; the shard has room for every slot of every
 //! handle, so no bio is answered `NoMemory`; the owner ends when its cached volumes are flushed and no device has memory of

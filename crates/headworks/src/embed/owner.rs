@@ -7,9 +7,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use headworks_core::limits::{ClientSetting, LimitTarget, Limits};
+use headworks_core::options::TENANTS_MAX;
 use headworks_core::stats::VolumeStats;
 use headworks_core::{
-    ChangeError, ConfigError, DeviceId, IoError, Notice, VolumeId, VolumeOptions, WriteMode,
+    ChangeError, ConfigError, DeviceId, ExportConfig, ExportId, IoError, Notice, TenantConfig,
+    TenantId, VolumeId, VolumeOptions, WriteMode,
 };
 
 use super::driver::Client;
@@ -61,6 +64,7 @@ pub(super) enum Command {
     AddVolume(DeviceId, NewVolume, Sender<Result<VolumeId, ConfigError>>),
     RemoveVolume(VolumeId, (Duration, Claim), Sender<Result<(), ChangeError>>),
     RemoveDevice(DeviceId, (Duration, Claim), Sender<Result<Box<dyn Device>, ChangeError>>),
+    Set(ClientSetting, Sender<()>),
     Stats(VolumeId, Sender<Option<VolumeStats>>),
 }
 
@@ -232,6 +236,50 @@ impl Owner {
         timeout: Duration,
     ) -> Result<Box<dyn Device>, ChangeError> {
         self.ask_within(timeout, |until, answer| Command::RemoveDevice(device, until, answer))
+    }
+
+    /// Sets the share of a handle ([`Handle::export`]): its weight beside others of its tenant, the tenant, a latency target, and how much of
+    /// the cache it may have dirty. It begins with the default of each.
+    ///
+    /// # Errors
+    /// A value is out of range, or no handle has the number.
+    pub fn set_share(&self, handle: ExportId, share: ExportConfig) -> Result<(), ConfigError> {
+        share.validate()?;
+        self.check_target(LimitTarget::Export(handle))?;
+        self.ask(|answer| Command::Set(ClientSetting::Share(handle, share), answer))
+    }
+
+    /// Sets the weight of a tenant beside other tenants and handles without one, 1..=10000.
+    ///
+    /// # Errors
+    /// The weight is out of range, or there can be no such tenant.
+    pub fn set_tenant_weight(&self, tenant: TenantId, weight: u16) -> Result<(), ConfigError> {
+        TenantConfig { weight, ..TenantConfig::default() }.validate()?;
+        self.check_target(LimitTarget::Tenant(tenant))?;
+        self.ask(|answer| Command::Set(ClientSetting::TenantWeight(tenant, weight), answer))
+    }
+
+    /// Limits bytes and I/Os a second of a handle, of a tenant's handles together, or of all ([`LimitTarget::Server`]). What is beyond it waits
+    /// behind [`Handle::submit`], reads and writes of a handle each in their order. Flushes and [`Handle::lend`] are free; the owner's end is, too.
+    ///
+    /// # Errors
+    /// A limit is out of range, or there can be no such handle or tenant.
+    pub fn set_limits(&self, target: LimitTarget, limits: Limits) -> Result<(), ConfigError> {
+        limits.validate()?;
+        self.check_target(target)?;
+        self.ask(|answer| Command::Set(ClientSetting::Limits(target, limits), answer))
+    }
+
+    fn check_target(&self, target: LimitTarget) -> Result<(), ConfigError> {
+        let (option, number, places) = match target {
+            LimitTarget::Server => return Ok(()),
+            LimitTarget::Tenant(tenant) => ("tenant", tenant.0, TENANTS_MAX),
+            LimitTarget::Export(export) => ("handle", export.0, self.shared.state.parkers.len()),
+        };
+        match usize::from(number) < places {
+            true => Ok(()),
+            false => Err(ConfigError::new(option, format!("{number} is not one of {places}"))),
+        }
     }
 
     /// The statistics of a volume; `None` if there is no such volume, the owner has ended or this thread has [`LentBytes`](super::LentBytes).

@@ -16,6 +16,7 @@ use crate::device::{
 
 mod files;
 mod lent;
+mod shares;
 mod watching;
 
 const BLOCK: usize = 4096;

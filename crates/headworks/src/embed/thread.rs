@@ -249,7 +249,7 @@ impl OwnerThread {
         if !driver.removals.is_empty() {
             driver.advance_removals(now);
         }
-        driver.close_handles();
+        driver.close_handles(now);
         let is_ending = self.shared.state.is_ending(driver.handles());
         let turned = self.turn(driver, now);
         if turned.files {
@@ -284,7 +284,7 @@ impl OwnerThread {
     /// A step towards the end: the result when it is reached.
     fn drain(&mut self, driver: &mut Driver, now: Instant) -> Option<io::Result<()>> {
         if self.ending == Ending::No {
-            driver.begin_drain();
+            driver.begin_drain(now);
             let deadline = Instant(now.0.saturating_add(self.shutdown_ns));
             self.ending = Ending::Draining { deadline, flushes_sent: false };
         }
@@ -325,11 +325,15 @@ impl OwnerThread {
                 }
                 Command::RemoveVolume(volume, (timeout, claim), answer) => {
                     let until = (deadline(timeout), claim);
-                    driver.removals.push(Removal::volume(volume, until, answer));
+                    driver.begin_removal(now, Removal::volume(volume, until, answer));
                 }
                 Command::RemoveDevice(device, (timeout, claim), answer) => {
                     let until = (deadline(timeout), claim);
-                    driver.removals.push(Removal::device(device, until, answer));
+                    driver.begin_removal(now, Removal::device(device, until, answer));
+                }
+                Command::Set(setting, answer) => {
+                    driver.apply(now, &setting);
+                    let _ = answer.send(());
                 }
                 Command::Stats(volume, answer) => {
                     let _ = answer.send(driver.shard.stats(volume).cloned());

@@ -39,7 +39,7 @@ use crate::spec::ExportOption;
 use crate::tenant::{NONE, TenantName};
 use headworks_control::RpcFault;
 use headworks_control::answers::{self, Difference};
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Differences that are found, and the drop-in that says them.
 #[derive(Default)]

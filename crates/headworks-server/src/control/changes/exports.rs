@@ -17,7 +17,7 @@ use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
 use crate::spec::ModelLink;
 use headworks_control::{RpcFault, answers};
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Reason of the state `deleted`.
 const DELETED: &str = "its image was deleted; its data are lost when it is closed";

@@ -13,7 +13,7 @@ use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
 use crate::limit_words::shown_limits;
 use crate::loaded::ConfiguredTunables;
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Result of a reload of tunables, by the paths of `ctl set`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -24,7 +24,7 @@ use crate::messages::query::LatencyReport;
 use crate::option_table::{OptionTable, word};
 use crate::tenant::{TenantName, TenantOption};
 use headworks_control::{RpcFault, answers};
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Result of a reload of tenants, one sentence each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use crate::tenant::{NONE, TenantName, TenantOption, TenantOptions};
 use crate::units::{CLASSES, parse_ioprio};
 use headworks_control::methods::Values;
 use headworks_control::{RpcFault, RpcResult};
-use headworks_front::limits::LimitTarget;
+use headworks_core::limits::LimitTarget;
 
 /// Most paths of one request, so that it ends in a time that an operator waits for.
 const PATHS_MAX: usize = 1024;

@@ -11,6 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use headworks_core::limits::LimitTarget;
 use headworks_core::limits::{LimitKind, LimitReport};
 use headworks_core::prng::Prng;
 use headworks_core::stats::bucket_of;
@@ -19,7 +20,6 @@ use headworks_core::{
     Instant, IoError, Op, QueueOptions, Shard, ShardConfig, VolumeConfig, VolumeId, VolumeOptions,
     WaitKind, WaitTimes,
 };
-use headworks_front::limits::LimitTarget;
 
 use crate::latency::LatencyTable;
 use crate::latency::errors::ErrorCounts;

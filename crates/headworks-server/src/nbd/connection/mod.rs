@@ -68,8 +68,8 @@ use headworks_nbd::transmission::RequestParser;
 use headworks_nbd::{ExportInfo, Negotiated};
 
 pub use hand_over::HandedConnection;
+pub use headworks_core::limits::LimitGate;
 pub use headworks_front::intake::OpenWrite;
-pub use headworks_front::limits::LimitGate;
 pub use session::ExportBinding;
 use session::{Negotiation, Session};
 

@@ -4,14 +4,14 @@
 //! its path costs its connections one look at a flag.
 //!
 //! All clients of an export are on its home shard, so its limits are, too. A tenant, and the server, live on the shard of their
-//! first export, by number; other shards take leases of tokens there (`headworks_core::limits`), in messages over the rings. What
+//! first export, by number; other shards take leases of tokens there (`lease`), in messages that their driver carries. What
 //! is known of exports is the same on every shard after each change, so shards agree where a node lives, and until they do the
 //! requests of one are refused by the other and made again.
 
-use headworks_core::limits::{
+use super::{
     LeaseMessage, LimitReport, LimitTree, LimitedIo, Limits, NodeId, OutgoingLease, Passed,
 };
-use headworks_core::{ExportId, Instant, ShardId, TenantConfig, TenantId};
+use crate::{ExportId, Instant, ShardId, TenantConfig, TenantId};
 
 /// Weight of a connection beside others of its export.
 const CONNECTION_WEIGHT: u32 = 100;
@@ -255,6 +255,13 @@ impl ShardLimits {
             }
         };
         Some(LimitGate { tree: &mut self.tree, leaf })
+    }
+
+    /// Whether there is, or was, a limit: until then nothing is asked.
+    #[inline]
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        self.in_use
     }
 
     /// Forgets a connection with what it has parked.
