@@ -11,11 +11,11 @@
 //! A device belongs to one shard. Other shards reach it through a [`RemoteQueue`] and messages.
 
 use crate::action::{Action, Actions, Notice};
-use crate::bio::{Bio, BioFlags, DeviceId, Op, ShardId, VolumeId};
+use crate::bio::{Bio, BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
 use crate::cache::{Cache, CallContext};
 use crate::device_bio::DeviceBio;
-use crate::error::{ConfigError, IoError};
+use crate::error::{ConfigError, IoError, Status};
 use crate::input::{Control, Input, Message, ReplyStage};
 use crate::options::{
     DEVICES_MAX, ExportConfig, ShardConfig, TENANTS_MAX, TenantConfig, Tunable, VolumeConfig,
@@ -84,12 +84,11 @@ impl Shard {
     ///
     /// # Errors
     /// The first invalid value of `config`.
-    pub fn new(config: ShardConfig) -> Result<Self, ConfigError> {
+    pub fn new(mut config: ShardConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let slots = config.slots_max();
         let queue_timers = config.devices_max() * TIMERS as usize;
         let exports_max = config.exports_max();
-        let mut config = config;
         // Spare exports have the default weight until they are added.
         config.exports.resize(exports_max, ExportConfig::default());
         config.tenants.resize(TENANTS_MAX, TenantConfig::default());
@@ -184,24 +183,14 @@ impl Shard {
     }
 
     fn on_bio(&mut self, now: Instant, mut bio: Bio) {
-        let id = bio.id;
-        let reply = |status| Action::Reply {
-            id,
-            status,
-            hole: false,
-            stage: ReplyStage::Final,
-            wait_times: WaitTimes::NONE,
-        };
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
         let Some(VolumeEntry { config, discard_granularity: granularity, is_void }) =
             volume.filter(|volume| volume.config.home == self.id)
         else {
-            self.pools.actions.list.push(reply(Err(IoError::Invalid)));
-            return;
+            return self.reply(bio.id, Err(IoError::Invalid));
         };
         if *is_void {
-            self.pools.actions.list.push(reply(Err(IoError::ShutDown)));
-            return;
+            return self.reply(bio.id, Err(IoError::ShutDown));
         }
         let granularity = *granularity;
         let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
@@ -212,12 +201,10 @@ impl Shard {
         };
         let checked = volume::check(&config.options, block_size, granularity, &mut bio);
         if let Some(status) = checked {
-            self.pools.actions.list.push(reply(status));
-            return;
+            return self.reply(bio.id, status);
         }
         if self.room() == 0 {
-            self.pools.actions.list.push(reply(Err(IoError::NoMemory)));
-            return;
+            return self.reply(bio.id, Err(IoError::NoMemory));
         }
         self.turn.0 += 1;
         if cached {
@@ -231,6 +218,12 @@ impl Shard {
         self.start(now, now, &bio, BioOrigin::Frontend);
     }
 
+    /// Answers a client's bio that goes no further.
+    fn reply(&mut self, id: BioId, status: Status) {
+        let (hole, stage, wait_times) = (false, ReplyStage::Final, WaitTimes::NONE);
+        self.pools.actions.list.push(Action::Reply { id, status, hole, stage, wait_times });
+    }
+
     /// Answers what only a cache carries out, for a volume without one; returns false for any other bio.
     #[cold]
     fn answer_uncached(&mut self, bio: &Bio) -> bool {
@@ -240,13 +233,7 @@ impl Shard {
             return true;
         }
         if bio.op == Op::Prefetch {
-            self.pools.actions.list.push(Action::Reply {
-                id: bio.id,
-                status: Ok(()),
-                hole: false,
-                stage: ReplyStage::Final,
-                wait_times: WaitTimes::NONE,
-            });
+            self.reply(bio.id, Ok(()));
             return true;
         }
         false
