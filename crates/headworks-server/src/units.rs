@@ -47,13 +47,17 @@ fn binary_unit(word: &str, number: &str, unit: &str) -> Result<u128, String> {
     }
 }
 
-/// Parses a time in nanoseconds: `10` and `10s` are seconds, then `10ms`, `10us`, `10ns`, `1.5ms`.
+/// Parses a time in nanoseconds: `10` and `10s` are seconds, then `10ms`, `10us`, `10ns`, `1.5ms`, and `5min`, `2h`, `1d`. `5m` is none:
+/// some mean milliseconds.
 ///
 /// # Errors
 /// A sentence with valid examples.
 pub fn parse_time(word: &str) -> Result<u64, String> {
     let (number, unit) = split(word);
     let ns: Option<u128> = match unit {
+        "d" => Some(86_400_000_000_000),
+        "h" => Some(3_600_000_000_000),
+        "min" => Some(60_000_000_000),
         "" | "s" => Some(1_000_000_000),
         "ms" => Some(1_000_000),
         "us" | "\u{b5}s" => Some(1_000),
@@ -65,7 +69,7 @@ pub fn parse_time(word: &str) -> Result<u64, String> {
         .and_then(|value| u64::try_from(value).ok())
         .filter(|&ns| ns <= i64::MAX as u64)
         .ok_or_else(|| {
-            format!("`{word}` is not a time; 10 (seconds), 10s, 1.5ms, 10us or 10ns are")
+            format!("`{word}` is not a time; 10 (seconds), 5min, 10s, 1.5ms, 10us or 10ns are")
         })
 }
 
@@ -216,10 +220,15 @@ mod tests {
             ("10us", 10_000),
             ("3ns", 3),
             ("0", 0),
+            ("1.5min", 90_000_000_000),
+            ("1h", 3_600_000_000_000),
+            ("1d", 86_400_000_000_000),
         ] {
             assert_eq!(parse_time(word), Ok(ns), "{word}");
         }
-        for word in ["", "ms", "1m", "1h", "-1s", "0.5ns", "1 s", "9999999999999"] {
+        for word in
+            ["", "ms", "min", "5m", "1w", "-1s", "0.5ns", "1 s", "9999999999999", "9999999d"]
+        {
             assert!(parse_time(word).is_err(), "{word}");
         }
     }
