@@ -49,6 +49,7 @@ mod client;
 pub mod config;
 mod connection_id;
 mod control;
+mod cpus;
 mod device_reader;
 mod did_you_mean;
 mod export_range;

@@ -27,6 +27,7 @@ use crate::control::changes;
 use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
 use crate::control::tree::{ExportNode, device_name};
+use crate::cpus::check_cpus;
 use crate::handover::{Adoption, HandedListener, HandedVolume};
 use crate::keeper::Keeper;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
@@ -115,6 +116,7 @@ struct Prepared {
 impl Prepared {
     fn new(assembly: &Assembly, options: &ServerOptions) -> Result<Self, ConfigError> {
         options.validate()?;
+        check_cpus(&options.cpus)?;
         check_tenants(&assembly.exports, &options.tenants)?;
         let tenants = options.tenants.iter();
         let parts = tenants.map(|tenant| (tenant.name.as_str(), tenant.options.part));
