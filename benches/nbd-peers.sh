@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # Headworks, nbdkit and qemu-nbd side by side in one run, under one lean client (`headworks bench --uri`).
 #
-#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache|tls|qcow2|qcow2-disk]... [--cell RW-BS-DEPTH]... [--json FILE] [--before BINARY]
+#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache|tls|qcow2|qcow2-disk]... [--cell RW-BS-DEPTH[xCONNECTIONS]]... [--tcp] [--json FILE] [--before BINARY]
 #
 # A figure of another hour or another machine says nothing: ratios of one run do. So every round runs every server
 # once, in turn (A B C A B C), and the medians are compared. Where server and client run decides more than
 # what the server does: each cell is measured with both on one CPU (same), on two (other), on two with a client that
 # polls (polled), and wherever the kernel puts them (unpinned); every server is judged by its own best placement. Exports are filled first: holes move no data.
+# --tcp: over TCP to this machine, not over a unix socket. A cell of many connections (randread-4k-1x64) has the depth in each; the client has a thread for each of the
+# first 64, and one for each CPU beyond.
 # --size is in MiB. --before is another binary of ours, beside ours in the group tls.
 . "$(dirname "$0")/lib.sh"
 
-rounds=3 runtime=1s size=1024 groups=() cells=() json= before= tls=
+rounds=3 runtime=1s size=1024 groups=() cells=() json= before= tls= tcp=
 while [ $# -gt 0 ]; do
     case $1 in
+    --tcp) tcp=yes && shift && continue ;;
     --rounds) rounds=$2 ;;
     --runtime) runtime=$2 ;;
     --size) size=$2 ;;
@@ -27,6 +30,8 @@ done
 [ ${#groups[@]} -gt 0 ] || groups=(null mem file cache)
 [ ${#cells[@]} -gt 0 ] || cells=(randread-4k-1 randwrite-4k-1 randread-4k-32 randwrite-4k-32
     randread-64k-16 randwrite-64k-16 randread-1M-4 randwrite-1M-4)
+transport="a unix socket"
+[ -z "$tcp" ] || transport=TCP
 placements=(same unpinned)
 [ "$(nproc)" -lt 2 ] || placements=(same other polled unpinned)
 
@@ -37,9 +42,18 @@ declare -A PID URI
 servers=()
 
 peer() { # NAME COMMAND with SOCK for its socket
-    local socket=$SCRATCH/${#servers[@]}.sock
+    local socket=$SCRATCH/${#servers[@]}.sock port=$((11000 + ${#servers[@]})) word command=()
     URI[$1]="nbd${tls:+s}+unix:///?socket=$socket${tls:+&tls-certificates=$tls}"
-    start_probed "${URI[$1]}" "$socket" "${@:2:1}" "${@:3}"
+    [ -z "$tcp" ] || URI[$1]="nbd${tls:+s}://127.0.0.1:$port/${tls:+?tls-certificates=$tls}"
+    for word in "${@:2}"; do
+        case ${tcp:+$2}:$word in
+        "$HEADWORKS:-U" | nbdkit:-U) command+=(-i 127.0.0.1 -p "$port") ;;
+        qemu-nbd:-k) command+=(-b 127.0.0.1 -p "$port") ;;
+        ?*:"$socket") ;;
+        *) command+=("$word") ;;
+        esac
+    done
+    start_probed "${URI[$1]}" "$socket" "${command[@]}"
     servers+=("$1")
     PID[$1]=$STARTED
 }
@@ -60,7 +74,7 @@ start_group() { # GROUP
         peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" null:size=1T
         peer nbdkit nbdkit -f -U "$(next_socket)" null 1T
         peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" null 1T
-        peer qemu-nbd qemu-nbd -t -e 16 -k "$(next_socket)" --image-opts driver=null-co,size=1T
+        peer qemu-nbd qemu-nbd -t -e 1100 -k "$(next_socket)" --image-opts driver=null-co,size=1T
         ;;
     mem)
         peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "mem:size=${size}M"
@@ -77,9 +91,9 @@ start_group() { # GROUP
         peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" "file:path=$(image 1)"
         peer nbdkit nbdkit -f -U "$(next_socket)" file "$(image 2)"
         peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" file "$(image 3)"
-        peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 4)"
-        peer qemu-nbd-none-native qemu-nbd -t -e 16 -f raw --cache=none --aio=native -k "$(next_socket)" "$(image 5)"
-        peer qemu-nbd-none-uring qemu-nbd -t -e 16 -f raw --cache=none --aio=io_uring -k "$(next_socket)" "$(image 6)"
+        peer qemu-nbd-writeback qemu-nbd -t -e 1100 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 4)"
+        peer qemu-nbd-none-native qemu-nbd -t -e 1100 -f raw --cache=none --aio=native -k "$(next_socket)" "$(image 5)"
+        peer qemu-nbd-none-uring qemu-nbd -t -e 1100 -f raw --cache=none --aio=io_uring -k "$(next_socket)" "$(image 6)"
         ;;
     cache)
         # A cache that holds all of the export, over a file in memory. All of it is read once, and all of it may be dirty, as in
@@ -96,7 +110,7 @@ start_group() { # GROUP
         peer nbdkit-memory-t1 nbdkit -f -t 1 -U "$(next_socket)" memory "${size}M"
         nbdcopy "$filled" "${URI[nbdkit-memory-t1]}" || exit 1
         peer nbdkit-file nbdkit -f -U "$(next_socket)" file "$filled"
-        peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 2)"
+        peer qemu-nbd-writeback qemu-nbd -t -e 1100 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 2)"
         ;;
     tls)
         # What TLS 1.3 with AES-256-GCM costs, without a disk: the null devices again. An RSA certificate of 2048 bits, no
@@ -110,7 +124,7 @@ start_group() { # GROUP
         [ -z "$before" ] || peer "before" "$before" serve --cache 0 "${required[@]}" -U "$(next_socket)" null:size=1T
         peer nbdkit nbdkit -f --tls=require --tls-certificates="$tls" -U "$(next_socket)" null 1T
         peer nbdkit-t1 nbdkit -f -t 1 --tls=require --tls-certificates="$tls" -U "$(next_socket)" null 1T
-        peer qemu-nbd qemu-nbd -t -e 16 -k "$(next_socket)" --object "$credentials" --tls-creds t --image-opts \
+        peer qemu-nbd qemu-nbd -t -e 1100 -k "$(next_socket)" --object "$credentials" --tls-creds t --image-opts \
             driver=null-co,size=1T,read-zeroes=on
         ;;
     qcow2 | qcow2-disk)
@@ -123,7 +137,7 @@ start_group() { # GROUP
         peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "qcow2:path=$image,direct=$ours"
         peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" "qcow2:path=$image,direct=$ours"
         for mode in "${modes[@]}"; do
-            peer "qemu-nbd-${mode%:*}-${mode#*:}" qemu-nbd -t -r -e 16 -f qcow2 --cache="${mode%:*}" --aio="${mode#*:}" \
+            peer "qemu-nbd-${mode%:*}-${mode#*:}" qemu-nbd -t -r -e 1100 -f qcow2 --cache="${mode%:*}" --aio="${mode#*:}" \
                 -k "$(next_socket)" "$image"
         done
         if nbdkit --dump-plugin file --filter=qcow2dec >/dev/null 2>&1; then
@@ -141,8 +155,9 @@ start_group() { # GROUP
 
 last_cpu=$(($(nproc) - 1))
 measure() { # GROUP CELL SERVER PLACEMENT
-    local rw bs depth client poll=() before after iops total
+    local rw bs depth connections client poll=() before after iops total
     IFS=- read -r rw bs depth <<<"$2"
+    IFS=x read -r depth connections <<<"$depth"
     # All threads of the server move; those that it starts later inherit.
     case $4 in
     same) taskset -apc 0 "${PID[$3]}" >/dev/null && client=0 ;;
@@ -151,7 +166,7 @@ measure() { # GROUP CELL SERVER PLACEMENT
     unpinned) taskset -apc "0-$last_cpu" "${PID[$3]}" >/dev/null && client=0-$last_cpu ;;
     esac
     before=$(cpu_ticks "${PID[$3]}")
-    taskset -c "$client" "$HEADWORKS" bench --uri "${URI[$3]}" --overwrite --rw "$rw" --bs "$bs" --iodepth "$depth" \
+    taskset -c "$client" "$HEADWORKS" bench --uri "${URI[$3]}" --overwrite --rw "$rw" --bs "$bs" --iodepth "$depth" --threads "${connections:-1}" \
         --runtime "$runtime" "${poll[@]}" --json >"$SCRATCH/run.json" || { echo "nbd-peers: error: the client failed on $3, $2, $4" >&2; exit 1; }
     after=$(cpu_ticks "${PID[$3]}")
     read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"
@@ -161,8 +176,8 @@ measure() { # GROUP CELL SERVER PLACEMENT
 
 machine
 printf 'peers: %s; %s\n' "$(nbdkit --version)" "$(qemu-nbd --version | head -n 1)"
-printf 'each figure: %s runs of %s, servers in turn; exports of %s MiB, filled; placements: %s\n' \
-    "$rounds" "$runtime" "$size" "${placements[*]}"
+printf 'each figure: %s runs of %s, servers in turn, by %s; exports of %s MiB, filled; placements: %s\n' \
+    "$rounds" "$runtime" "$transport" "$size" "${placements[*]}"
 for group in "${groups[@]}"; do
     start_group "$group"
     for cell in "${cells[@]}"; do
