@@ -241,6 +241,13 @@ mod tests {
         }
     }
 
+    /// The sentence of a call that is refused.
+    fn refused(code: c_int) -> String {
+        assert_eq!(code, -libc::EINVAL);
+        // SAFETY: it stays until the next call that fails.
+        unsafe { std::ffi::CStr::from_ptr(hw_error()) }.to_str().unwrap().to_owned()
+    }
+
     #[test]
     fn queue_has_a_weight_and_limits() {
         let disk = Box::into_raw(spoiled(0));
@@ -259,19 +266,20 @@ mod tests {
             let first: c_int = hw_reap(queue, completions.as_mut_ptr(), 3);
             let most = 2 + began.elapsed().as_secs() as c_int;
             assert!((1..=most).contains(&first), "{first} of 3 passed");
-            // Another limit lets them pass, and does not.
+            // What one limit held back another lets pass.
             assert_eq!(hw_set_limits(disk, 0, 1 << 30, 0), 0);
             while hw_reap(queue, completions.as_mut_ptr(), 3) > 0 || hw_wait(queue, -1) > 0 {}
             for (code, said) in [
-                (hw_set_weight(disk, 0, 0), "not within 1..=10000"),
-                (hw_set_weight(disk, 65536, 1), "handle"),
-                (hw_set_limits(disk, 0, 1, 0), "bps-total"),
-                (hw_set_limits(std::ptr::null(), 0, 0, 0), "disk is null"),
+                (refused(hw_set_weight(disk, 0, 0)), "weight: 0 is not within 1..=10000"),
+                (refused(hw_set_weight(disk, 65536, 1)), "handle: 65535 is not one of 1"),
+                (
+                    refused(hw_set_limits(disk, 0, 1, 0)),
+                    "bps-total: 1 is too low; the least is 4096",
+                ),
+                (refused(hw_set_limits(std::ptr::null(), 0, 0, 0)), "disk is null"),
             ] {
-                assert_eq!(code, -libc::EINVAL, "{said}");
+                assert_eq!(code, said);
             }
-            let sentence = std::ffi::CStr::from_ptr(hw_error()).to_str().unwrap();
-            assert_eq!(sentence, "disk is null");
             assert_eq!(hw_close(disk), 0);
         }
     }

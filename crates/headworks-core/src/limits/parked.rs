@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use super::{LimitTarget, LimitedIo, Limits, ShardLimits};
-use crate::{Bio, Control, ExportConfig, ExportId, Input, Instant, ShardId, TenantId, VolumeId};
+use crate::{Bio, Control, ExportConfig, ExportId, Input, Instant, ShardId, TenantId};
 
 /// A setting of a client, of a tenant or of all, checked by the caller.
 #[derive(Clone, Copy, Debug)]
@@ -101,8 +101,8 @@ impl ParkedBios {
         !passes
     }
 
-    /// Moves parked bios to the inputs: those of a volume, or all. They pay nothing.
-    pub fn release(&mut self, now: Instant, only: Option<VolumeId>, inputs: &mut Vec<Input>) {
+    /// Moves parked bios that `goes` names to the inputs. They pay nothing.
+    pub fn release(&mut self, now: Instant, goes: impl Fn(&Bio) -> bool, inputs: &mut Vec<Input>) {
         for (client, directions) in (0..).zip(&mut self.parked) {
             if directions.iter().all(VecDeque::is_empty) {
                 continue;
@@ -112,7 +112,7 @@ impl ParkedBios {
             let is_limited = self.limits.gate(client, ExportId(client as u16)).is_some();
             for parked in directions {
                 parked.retain(|bio| {
-                    let stays = is_limited && only.is_some_and(|volume| bio.id.volume != volume);
+                    let stays = is_limited && !goes(bio);
                     if !stays {
                         inputs.push(Input::Bio(*bio));
                     }
@@ -138,7 +138,7 @@ impl ParkedBios {
 mod tests {
     use crate::limits::LimitKind;
     use crate::prng::Prng;
-    use crate::{BioId, Op};
+    use crate::{BioId, Op, VolumeId};
 
     use super::*;
 
@@ -188,7 +188,7 @@ mod tests {
                 }
                 1 => {
                     let volume = VolumeId(prng.below(2) as u16);
-                    parked.release(now, Some(volume), &mut inputs);
+                    parked.release(now, |bio| bio.id.volume == volume, &mut inputs);
                     let is_of = |bio: &Bio| bio.id.volume == volume;
                     let left = parked.parked.iter().flatten().flatten().filter(|bio| is_of(bio));
                     assert_eq!(left.count(), 0);
@@ -223,7 +223,7 @@ mod tests {
             waited += count;
         }
         assert!(waited > 1000, "{waited}");
-        parked.release(now, None, &mut inputs);
+        parked.release(now, |_| true, &mut inputs);
         assert_eq!(inputs.len() as u64, next - passed);
     }
 }

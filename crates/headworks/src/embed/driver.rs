@@ -63,6 +63,11 @@ impl Client {
         let (unpublished, submitted, closed) = (0, false, false);
         Self { bios, replies, unpublished, submitted, closed, parker, buffers }
     }
+
+    /// The handle was dropped, and the shard was not told.
+    fn is_leaving(&self) -> bool {
+        !self.closed && self.parker.is_closed()
+    }
 }
 
 /// Receives the shard's actions that are not for a device.
@@ -288,7 +293,7 @@ impl Driver {
             client.bios.pop_each(usize::MAX, |bio| inputs.push(Input::Bio(bio)));
         }
         let Self { limited, inputs, desk, .. } = self;
-        limited.release(now, None, inputs);
+        limited.release(now, |_| true, inputs);
         *limited = ParkedBios::new(desk.clients.len());
         self.reject_removed(first);
         self.desk.flushed.clear();
@@ -407,9 +412,7 @@ impl Driver {
     /// Begins a removal: what waits for a limit is rejected like what comes.
     pub fn begin_removal(&mut self, now: Instant, removal: Removal) {
         let first = self.inputs.len();
-        if let Some(volume) = removal.volume_of() {
-            self.limited.release(now, Some(volume), &mut self.inputs);
-        }
+        self.limited.release(now, |bio| removal.rejects(bio.id.volume), &mut self.inputs);
         self.removals.push(removal);
         self.reject_removed(first);
     }
@@ -639,9 +642,13 @@ impl Driver {
         self.desk.frames.is_none() || self.shard.is_quiet()
     }
 
-    /// Returns true if a handle was dropped and the shard was not told yet.
+    /// Returns true if a handle was dropped and the shard is to be told soon: nothing of it waits for a limit, whose timer comes first.
     pub fn is_closing(&self) -> bool {
+        let waits = |client: u32| !self.limited.is_empty_of(client);
         self.state.closed_handles() != self.closed_seen
+            && (0..)
+                .zip(&self.desk.clients)
+                .any(|(index, client)| client.is_leaving() && !waits(index))
     }
 
     /// Tells the shard of handles that were dropped and of which nothing waits.
@@ -652,7 +659,7 @@ impl Driver {
         }
         for (index, client) in self.desk.clients.iter_mut().enumerate() {
             let is_empty = client.bios.is_empty() && self.limited.is_empty_of(index as u32);
-            if !client.closed && client.parker.is_closed() && is_empty {
+            if client.is_leaving() && is_empty {
                 client.closed = true;
                 self.limited.forget(now, index as u32);
                 self.closed_seen += 1;

@@ -91,17 +91,9 @@ impl Removal {
         Self { target: Target::Device(device, answer), claim, step, deadline }
     }
 
-    /// The volume that is removed; none for a device.
-    pub fn volume_of(&self) -> Option<VolumeId> {
-        match self.target {
-            Target::Volume(volume, _) => Some(volume),
-            Target::Device(..) => None,
-        }
-    }
-
     /// Returns true if new bios of `volume` are rejected.
     pub fn rejects(&self, volume: VolumeId) -> bool {
-        self.volume_of() == Some(volume)
+        matches!(self.target, Target::Volume(removed, _) if removed == volume)
     }
 
     /// A step; true when the removal has ended.

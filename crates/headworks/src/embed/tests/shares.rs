@@ -39,16 +39,17 @@ fn take_all(handle: &mut Handle) -> Vec<Status> {
     all
 }
 
-/// Reads of both handles until there are so many; how many each had.
-fn compete(handles: &mut [Handle], volume: VolumeId, count: usize) -> (usize, usize) {
-    let mut done = [0; 2];
-    while done[0] + done[1] < count {
+/// Gives all reads of both handles, and counts those of each until a third is done: both have some left then, however late this thread is.
+fn compete(handles: &mut [Handle], volume: VolumeId) -> (usize, usize) {
+    handles.iter_mut().for_each(|handle| fill(handle, volume));
+    let (all, mut done) = (2 * handles[0].depth() as usize, [0; 2]);
+    while done[0] + done[1] < all / 3 {
         for (handle, done) in handles.iter_mut().zip(&mut done) {
-            fill(handle, volume);
             *done += take(handle).len();
         }
         std::thread::yield_now();
     }
+    handles.iter_mut().for_each(|handle| drop(take_all(handle)));
     (done[0], done[1])
 }
 
@@ -56,21 +57,20 @@ fn compete(handles: &mut [Handle], volume: VolumeId, count: usize) -> (usize, us
 fn weights_divide_a_device() {
     for drive in DRIVES {
         let (owner, mut handles) =
-            Owner::start(OwnerOptions { handles: 2, drive, ..options() }).unwrap();
+            Owner::start(OwnerOptions { handles: 2, depth: 512, drive, ..options() }).unwrap();
         let slow = slow(1);
         let queue = QueueOptions { nr_requests: 2, queue_depth: 2, ..slow.queue };
         let volume = add(&owner, DeviceSetup { queue, ..slow });
         let share = |weight| ExportConfig { weight, ..ExportConfig::default() };
         owner.set_share(handles[1].export(), share(900)).unwrap();
-        let (light, heavy) = compete(&mut handles, volume, 400);
+        let (light, heavy) = compete(&mut handles, volume);
         assert!(heavy > 4 * light && light > 10, "{light} and {heavy}, by weights 100 and 900");
         // By tenants, whose weights do not depend on those of handles.
         let member = |weight, tenant| ExportConfig { tenant: TenantId(tenant), ..share(weight) };
         owner.set_share(handles[0].export(), member(1, 0)).unwrap();
         owner.set_share(handles[1].export(), member(10_000, 1)).unwrap();
         owner.set_tenant_weight(TenantId(0), 900).unwrap();
-        compete(&mut handles, volume, 50);
-        let (heavy, light) = compete(&mut handles, volume, 400);
+        let (heavy, light) = compete(&mut handles, volume);
         assert!(heavy > 4 * light && light > 10, "{heavy} and {light}, by tenants' weights");
     }
 }
@@ -89,10 +89,21 @@ fn limit_holds_one_handle_and_no_other() {
             assert_eq!(run(&mut handles[1], volume, Io::write(0, 512)), Ok(()));
         }
         // A flush is free, and passes what waits.
-        let passed = take(&mut handles[0]).len();
+        let slot = one(&mut handles[0]).slot.unwrap();
+        handles[0].put(volume, slot, Io::flush().user_data(1)).unwrap();
+        let mut passed = 1;
+        loop {
+            let completion = one(&mut handles[0]);
+            handles[0].release(completion.slot.unwrap());
+            if completion.user_data == 1 {
+                break;
+            }
+            passed += 1;
+        }
         let (most, left) = (2 + began.elapsed().as_secs() as usize, handles[0].outstanding());
         assert!((1..=most).contains(&passed), "{passed} I/Os of at most {most}");
         assert_eq!(passed + left as usize, 16);
+        assert!(passed < 16, "the flush passes");
         // What waits goes on when nothing limits it, without another I/O.
         owner.set_limits(limited, Limits::default()).unwrap();
         assert_eq!(take_all(&mut handles[0]), vec![Ok(()); 16 - passed]);
@@ -124,6 +135,19 @@ fn what_waits_for_a_limit_ends_with_its_volume_and_its_owner() {
     assert_eq!(statuses.iter().filter(|status| status.is_ok()).count(), 8);
     assert_eq!(statuses.len(), 9);
     ending.join().unwrap();
+}
+
+#[test]
+fn dropped_handle_that_waits_for_a_limit_wakes_nothing() {
+    let (owner, mut handles, volume) = over(null(), 2);
+    let late = add(&owner, slow(200));
+    let limited = LimitTarget::Export(handles[0].export());
+    owner.set_limits(limited, one_io_a_second()).unwrap();
+    fill(&mut handles[0], volume);
+    handles.remove(0);
+    assert_eq!(run(&mut handles[0], late, Io::read(0, 512)), Ok(()));
+    let sleeps = owner.shutdown().unwrap().counts.sleeps;
+    assert!(sleeps < 50, "{sleeps} sleeps of the owner in a fifth of a second");
 }
 
 #[test]
