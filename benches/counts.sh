@@ -95,7 +95,8 @@ count_looks() { # LOOKS
     read_some "$socket" || return 1
     for ((n = 0; n < $1; n++)); do
         "$BIN/headworks" ctl "$socket.ctl" why && "$BIN/headworks" top "$socket.ctl" --batch 1 &&
-            curl -sf "$(sed -n 's/^metrics: //p' "$socket.log")" || return 1
+            curl -sf "$(sed -n 's/^metrics: //p' "$socket.log")" ||
+            { echo "counts: error: look $n of $1 was not answered" >&2; cat "$socket.log" >&2; return 1; }
     done >"$scratch/looked"
     kill -TERM "$server" && wait "$server"
     server=
@@ -108,6 +109,14 @@ over() { awk -v a="$1" -v b="$2" -v n="$3" -v format="%.${4:-1}f" 'BEGIN { print
 status=0 lines=()
 declare -A counted=()
 is_wanted() { [ ${#wanted[@]} -eq 0 ] || [[ " ${wanted[*]} " == *" $1 "* ]]; }
+# True when a figure is above its ceiling and tolerance. Looks and calls are then counted once more, and the lesser counts: how the server's
+# threads meet depends on the load beside them. What costs more costs it both times.
+is_over() { # NAME FIGURE TOLERANCE
+    awk -F '\t' -v p="$profile" -v n="$1" -v f="$2" -v more="$3" \
+        '$1 == p && $2 == n && f > $3 * (100 + more) / 100 { over = 1 } END { exit !over }' $ceilings
+}
+least() { awk -v a="$1" -v b="$2" 'BEGIN { print (a + 0 < b + 0) ? a : b }'; }
+
 # Says what a figure is worth.
 verdict() { # NAME FIGURE UNIT TOLERANCE
     local name=$1 figure=$2 unit=$3 more=$4 most goal of verdict
@@ -161,15 +170,27 @@ if is_wanted c-api; then
     fi
 fi
 if is_wanted look; then
-    # The first one finds what it needs for the others.
-    short=$(count_looks 1) && long=$(count_looks 3) || exit 1
-    verdict look "$(over "$short" "$long" 2e6 2)" "million instructions" 3
+    # The first one finds what it needs for the others. Several, since a start differs by as much as 2 % of a look.
+    looks() {
+        local short long
+        short=$(count_looks 1) && long=$(count_looks 7) && over "$short" "$long" 6e6 2
+    }
+    looked=$(looks) || exit 1
+    if is_over look "$looked" 3; then again=$(looks) && looked=$(least "$looked" "$again") || exit 1; fi
+    verdict look "$looked" "million instructions" 3
 fi
 if [[ ${#wanted[@]} -eq 0 || ${wanted[*]} == *calls-* ]]; then
-    python3 benches/calls.py "$scratch/headworks" "$scratch" >"$scratch/calls" || exit 1
-    while read -r name calls; do
-        # How many pieces a MiB takes depends on how much of it the other side has taken meanwhile: 27 to 34 were seen for 33.
-        ! is_wanted "$name" || verdict "$name" "$calls" "system calls" $([[ $name == *-1m ]] && echo 10 || echo 0)
+    # How many pieces a MiB takes depends on how much of it the other side has taken meanwhile: 27 to 34 were seen for 33.
+    of_calls() { [[ $1 == *-1m ]] && echo 10 || echo 0; }
+    calls() { python3 benches/calls.py "$scratch/headworks" "$scratch"; }
+    calls >"$scratch/calls" || exit 1
+    while read -r name found; do
+        ! is_wanted "$name" || ! is_over "$name" "$found" "$(of_calls "$name")" || once_more=yes
+    done <"$scratch/calls"
+    [ -z "${once_more:-}" ] || calls >"$scratch/calls.again" || exit 1
+    while read -r name found; do
+        [ -z "${once_more:-}" ] || found=$(least "$found" "$(awk -v n="$name" '$1 == n { print $2 }' "$scratch/calls.again")")
+        ! is_wanted "$name" || verdict "$name" "$found" "system calls" "$(of_calls "$name")"
     done <"$scratch/calls"
 fi
 if [ -n "$renew" ]; then
