@@ -11,6 +11,7 @@ use super::super::{
 };
 use super::model::{SIZE, contents, create, file, open};
 use crate::{PartialDevice, WholeBlocks};
+use headworks::Direct;
 use headworks::testing::{Bench, TempFile};
 
 const NONE: BioFlags = BioFlags::NONE;
@@ -248,7 +249,9 @@ fn interrupted_reset_is_refused_until_it_is_done_again() {
     let base = file("base", SIZE);
     let overlay = create(base.path(), None);
     change(overlay.path(), SIZE);
-    let options = OverlayOptions { read_only: false, ..OverlayOptions::default() };
+    // As `reset` opens it: the head is written from any memory.
+    let options =
+        OverlayOptions { read_only: false, direct: Direct::Off, ..OverlayOptions::default() };
     let mut open_one = OpenOverlay::open_for(overlay.path(), &options, Way::Reset).unwrap();
     open_one.begin(Task::Reset).unwrap();
     drop(open_one);
