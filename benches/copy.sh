@@ -16,4 +16,4 @@ while [ $# -gt 0 ]; do
 done
 
 machine
-cd "$(dirname "$0")/.." && taskset -c "$cpu" cargo bench -q --locked -p headworks --features testing --bench copy
+cd "$(dirname "$0")/.." && taskset -c "$cpu" cargo bench -q --locked -p headworks --bench copy

@@ -29,7 +29,7 @@ def crates():
 
 
 def is_test(path):
-    return not re.match(r"crates/[^/]+/src/", path) or bool(TEST_FILE.search(path.split("/src/", 1)[1]))
+    return not re.match(r"crates/(?!headworks-testing/)[^/]+/src/", path) or bool(TEST_FILE.search(path.split("/src/", 1)[1]))
 
 
 def test_lines(lines):

@@ -5,10 +5,10 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use headworks::testing::Bench;
 use headworks::{Device, Direct};
 use headworks_core::{BioFlags, Op};
 use headworks_images::formats::{FormatDevice, ImageFormat, ImageOptions, OpenImage};
+use headworks_testing::Bench;
 
 /// Bytes of a disk that are read.
 const READ: u64 = 64 << 10;

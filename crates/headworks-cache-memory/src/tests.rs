@@ -11,8 +11,8 @@ use headworks_core::{DirtyEntry, VolumeId};
 use super::layout::{head, word};
 use super::*;
 use headworks::house::{ChangeLog, Mapping, memory_file};
-use headworks::testing::{TempFile, memory_directory};
 use headworks::{FileOptions, OpenFile};
+use headworks_testing::{TempFile, memory_directory};
 
 const BLOCK: usize = 4096;
 const UNITS: u32 = 64;

@@ -175,9 +175,9 @@ impl Device for DelayDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::testing::{Bench, against_model};
     use headworks::{MemDevice, NullDevice};
     use headworks_core::BioFlags;
+    use headworks_testing::{Bench, against_model};
 
     const NONE: BioFlags = BioFlags::NONE;
 
@@ -210,7 +210,7 @@ mod tests {
     fn command_is_not_released_before_its_delay() {
         let mut bench = Bench::new(DelayDevice::new(options(500, 0, 0), Box::new(NullDevice)));
         bench.submit(Op::Read, NONE, 0, 4096);
-        let (mut completions, mut disk) = (Vec::new(), headworks::testing::TestDisk::default());
+        let (mut completions, mut disk) = (Vec::new(), headworks_testing::TestDisk::default());
         let mut io = DeviceIo {
             device: headworks_core::DeviceId(0),
             completions: &mut completions,

@@ -108,9 +108,9 @@ impl Filter for ErrorFilter {
 mod tests {
     use super::*;
     use crate::{DelayDevice, DelayOptions};
-    use headworks::testing::Bench;
     use headworks::{CommandBatch, FilterDevice, MemDevice, NullDevice};
     use headworks_core::{BioFlags, RequestId, VolumeId};
+    use headworks_testing::Bench;
 
     fn bench(options: ErrorOptions) -> Bench<FilterDevice<ErrorFilter>> {
         Bench::new(FilterDevice::new(ErrorFilter::new(options), Box::new(NullDevice)))

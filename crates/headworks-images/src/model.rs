@@ -340,11 +340,11 @@ mod tests {
     use crate::{
         DelayDevice, DelayOptions, ErrorFilter, ErrorOptions, PowercutDevice, PowercutOptions,
     };
-    use headworks::testing::{Bench, against_model};
     use headworks::{FilterDevice, MemDevice, NullDevice};
     use headworks_core::BioFlags;
     use headworks_core::prng::Prng;
     use headworks_disks::NAMED;
+    use headworks_testing::{Bench, against_model};
 
     const NONE: BioFlags = BioFlags::NONE;
 
@@ -489,11 +489,11 @@ mod tests {
         let model = |below| -> Box<dyn Device> { Box::new(named("sata", below)) };
         let memory = || -> Box<dyn Device> { Box::new(MemDevice::new(1 << 20).unwrap()) };
         for outermost in [model(delay(memory())), delay(model(memory())), model(model(memory()))] {
-            against_model(&mut Bench::new(outermost), 5, 1 << 20, 512, 200);
+            against_model(&mut Bench::boxed(outermost), 5, 1 << 20, 512, 200);
         }
         // A disk with a cache knows writes and flushes alone.
         for outermost in [model(powercut(delay(memory()))), powercut(model(delay(memory())))] {
-            let (mut bench, mut prng) = (Bench::new(outermost), Prng::new(6));
+            let (mut bench, mut prng) = (Bench::boxed(outermost), Prng::new(6));
             let mut bytes = vec![0; 256];
             for round in 1..=200u8 {
                 let block = prng.below(256);

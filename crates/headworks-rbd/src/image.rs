@@ -437,7 +437,7 @@ mod tests {
         // However late the thread begins: nothing else gets the number.
         // SAFETY: it has no requirements.
         assert_ne!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1, "librbd writes to it");
-        let victim = headworks::testing::TempFile::new("victim");
+        let victim = headworks_testing::TempFile::new("victim");
         let opened = std::fs::File::options().write(true).open(victim.path()).unwrap();
         assert_ne!(opened.as_raw_fd(), fd);
         for _ in 0..40 {

@@ -242,7 +242,7 @@ pub(crate) fn unclean_note(shown: &str, unclean: Unclean, refuses: bool) -> Stri
 mod tests {
     use super::*;
     use crate::spec::Spec;
-    use headworks::testing::TempFile;
+    use headworks_testing::TempFile;
     use std::os::unix::fs::symlink;
 
     fn identity(image: &TempFile) -> Identity {

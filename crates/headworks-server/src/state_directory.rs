@@ -102,7 +102,7 @@ fn prepare(state: &Path, name: &str, user: u32) -> Result<PathBuf, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::testing::TempFile;
+    use headworks_testing::TempFile;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

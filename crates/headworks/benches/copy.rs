@@ -8,7 +8,13 @@ use std::time::Instant;
 
 use headworks::headworks_core::prng::Prng;
 use headworks::house::Mapping;
-use headworks::house::copying::{copiers, stream, stream_zeros};
+
+/// The file that is measured, with the methods that the library does not choose.
+#[path = "../src/memory/copy.rs"]
+#[expect(dead_code, reason = "what chooses among them is not measured")]
+mod copy;
+
+use copy::{Copier, ReadAhead, stream, stream_zeros};
 
 const POOL: usize = 1 << 30;
 const SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -79,6 +85,20 @@ fn methods<'a>() -> Vec<(&'static str, Method<'a>)> {
             ));
         }
     }
+    all
+}
+
+/// The library's ways out of the pool, by name.
+fn copiers() -> Vec<(&'static str, Copier)> {
+    let mut all = vec![
+        ("pages ahead", Copier::with(ReadAhead::Pages)),
+        ("next copy ahead", Copier::with(ReadAhead::NextCopy)),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        all.push(("ahead between loads", Copier::with(ReadAhead::BetweenLoads)));
+    }
+    all.push(("as chosen", Copier::default()));
     all
 }
 

@@ -45,6 +45,9 @@
 //!
 //! The library installs no signal handler and starts no threads but the owner's and those of its engine.
 
+#[cfg(test)]
+extern crate self as headworks;
+
 mod combining;
 mod device;
 // The model checker checks rings and wake-ups, not threads and sockets.
@@ -63,6 +66,10 @@ mod size;
 #[cfg(doctest)]
 mod soundness_tests;
 mod sync;
+/// The fixtures of the crates above, over the types of this one.
+#[cfg(test)]
+#[path = "../../headworks-testing/src/lib.rs"]
+pub mod testing;
 
 pub use headworks_core;
 pub use headworks_core::{
@@ -70,8 +77,6 @@ pub use headworks_core::{
     VolumeOptions, WriteMode,
 };
 
-#[doc(hidden)]
-pub use device::testing;
 pub use device::{
     Answers, Command, CommandBatch, Device, DeviceIo, Direct, FileDevice, FileOptions, Filter,
     FilterDevice, Image, MemDevice, NullDevice, OpenFile, SafeDevice, Work,

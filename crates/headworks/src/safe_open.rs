@@ -179,7 +179,7 @@ fn wait_again(file: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::TempFile;
+    use crate::testing::TempFile;
     use std::os::unix::ffi::OsStrExt;
 
     fn fifo(path: &Path) {

@@ -1,9 +1,9 @@
 //! The async wrapper on a tokio runtime: `cargo test -p headworks --features tokio --test tokio`.
 
-use headworks::testing::LateDevice;
 use headworks::{
     AsyncHandle, DeviceSetup, Io, NullDevice, Owner, OwnerOptions, VolumeOptions, WaitOutcome,
 };
+use headworks_testing::LateDevice;
 
 #[test]
 fn reap_awaits_completions_and_reports_owner_shutdown() {

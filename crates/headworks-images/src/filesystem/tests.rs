@@ -14,10 +14,10 @@ use crate::overlay::ids::PLACES_MAX;
 use crate::{NewOverlay, OpenOverlay, OverlayOptions, OverlaySnapshot};
 use headworks::driver::Span;
 use headworks::house::SizeWatch;
-use headworks::testing::{Bench, TempFile};
 use headworks::{
     Command, CommandBatch, Device, DeviceSetup, Direct, FileOptions, OpenFile, Owner, OwnerOptions,
 };
+use headworks_testing::{Bench, TempFile};
 
 const SIZE: usize = 1 << 20;
 const BLOCK: usize = 4096;

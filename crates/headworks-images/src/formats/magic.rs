@@ -93,7 +93,7 @@ pub fn format_of(path: &Path) -> Option<FoundFormat> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::testing::TempFile;
+    use headworks_testing::TempFile;
 
     #[test]
     fn first_bytes_name_the_format() {

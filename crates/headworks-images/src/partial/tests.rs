@@ -1,10 +1,10 @@
 //! Parts of blocks on a device that refuses them, with chosen and random orders of its answers.
 
 use super::*;
-use headworks::testing::{Bench, against_model};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, ExtentState, Op, RequestId, Status};
+use headworks_testing::{Bench, against_model};
 
 const BLOCK: usize = 512;
 const NONE: BioFlags = BioFlags::NONE;

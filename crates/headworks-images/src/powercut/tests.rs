@@ -8,8 +8,8 @@ use headworks_core::Status;
 use super::*;
 use crate::{DelayDevice, DelayOptions};
 use headworks::MemDevice;
-use headworks::testing::{Bench, TempFile};
 use headworks::{FileDevice, FileOptions, OpenFile};
+use headworks_testing::{Bench, TempFile};
 
 const SIZE: usize = 64 << 10;
 const NONE: BioFlags = BioFlags::NONE;
@@ -49,7 +49,7 @@ fn below(bench: &mut Bench<PowercutDevice>) -> Vec<u8> {
     };
     let batch = CommandBatch { commands: &[command], spans: &spans };
     let mut completions = Vec::new();
-    let mut disk = headworks::testing::TestDisk::default();
+    let mut disk = headworks_testing::TestDisk::default();
     let device = headworks_core::DeviceId(0);
     let lost = &mut Vec::new();
     let mut io = DeviceIo { device, completions: &mut completions, disk: &mut disk, lost };
@@ -273,7 +273,7 @@ fn cut_that_is_asked_for_comes_with_the_next_call_through_wrappers() {
         told.end(),
     );
     let delay = DelayDevice::new(DelayOptions::default(), Box::new(disk));
-    let mut bench = Bench::new(Box::new(delay) as Box<dyn Device>);
+    let mut bench = Bench::<dyn Device>::boxed(Box::new(delay));
     bench.submit(Op::Write, NONE, 0, 4096);
     assert_eq!((bench.drain().len(), bench.device().next_timeout()), (1, None));
     let device: &mut dyn Device = bench.device_mut();

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
-use headworks::testing::Bench;
 use headworks_core::BioFlags;
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
+use headworks_testing::Bench;
 
 use super::world::remote::{Remote, Shared, TestDial, all_flags, lock};
 use super::*;

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use headworks::driver::Span;
 use headworks::house::Loss;
-use headworks::testing::Bench;
 use headworks_core::extent::extents;
 use headworks_core::{BioFlags, ExtentState, IoError, Op};
+use headworks_testing::Bench;
 
 use super::*;
 

@@ -56,7 +56,7 @@ mod tests {
     use crate::assemble::{Assembly, ExportSpec};
     use crate::options::MissingImage;
     use crate::spec::Spec;
-    use headworks::testing::TempDir;
+    use headworks_testing::TempDir;
 
     #[test]
     fn foreign_image_is_served_as_raw_only_by_name_or_if_it_was() {

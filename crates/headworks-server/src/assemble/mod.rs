@@ -510,8 +510,8 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::testing::TempDir;
     use headworks_core::{ErrorPolicy, WriteMode};
+    use headworks_testing::TempDir;
 
     /// Cache modes and policies of the volumes behind two exports of one image.
     fn cached(one: &str, other: &str) -> Result<Vec<(WriteMode, ErrorPolicy)>, String> {

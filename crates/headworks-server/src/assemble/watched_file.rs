@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use crate::assemble::{Assembly, ExportSpec};
     use crate::spec::Spec;
-    use headworks::testing::TempFile;
+    use headworks_testing::TempFile;
 
     fn watched(image: &TempFile) -> WatchedFile {
         let text = format!("file:path={},size=1M", image.path().display());

@@ -181,8 +181,8 @@ mod tests {
     use super::*;
     use crate::assemble::image::OpenedImage;
     use crate::spec::Spec;
-    use headworks::testing::TempFile;
     use headworks_nbd::BlockSizes;
+    use headworks_testing::TempFile;
 
     const MIB: u64 = 1 << 20;
 

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks::house::Identity;
-use headworks::testing::{TempDir, TempFile};
 use headworks::{EngineChoice, FileOptions, OpenFile};
 use headworks_core::ConfigError;
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
+use headworks_testing::{TempDir, TempFile};
 
 use super::takeover::refused;
 use super::{Handover, Takeover, TakeoverSteps, UnmatchedClients};

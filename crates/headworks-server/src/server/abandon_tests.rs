@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headworks::testing::{TempDir, TempFile};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
+use headworks_testing::{TempDir, TempFile};
 use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};

@@ -17,12 +17,12 @@ use crate::{
     AccessSpec, Address, ListenerKind, ListenerSpec, LogLevel, ProcessContext, Server,
     ServerOptions, TenantName,
 };
-use headworks::testing::TempDir;
 use headworks_control::{Method, rpc};
 use headworks_images::NewOverlay;
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::tls::TlsOptions;
 use headworks_nbd::wire::CommandFlags;
+use headworks_testing::TempDir;
 
 const ANSWERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/server/answers.txt");
 

@@ -19,7 +19,7 @@ use crate::messages::query::ControlQuery;
 use crate::options::MissingImage;
 use crate::{ProcessContext, Server, ServerOptions};
 use headworks::EngineChoice;
-use headworks::testing::{TempDir, TempFile};
+use headworks_testing::{TempDir, TempFile};
 
 pub(super) fn spec(text: &str) -> ExportSpec {
     ExportSpec::parse(text, false).unwrap()
@@ -276,7 +276,7 @@ fn images_share_queue_and_ids_are_reused() {
 
 #[test]
 fn image_with_fewer_features_gets_own_device() {
-    let Some(directory) = headworks::testing::memory_directory() else { return };
+    let Some(directory) = headworks_testing::memory_directory() else { return };
     let image = TempFile::absent_in(&directory, "live-less");
     let text = format!("a=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));

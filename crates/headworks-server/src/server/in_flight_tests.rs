@@ -12,7 +12,7 @@ use super::change_tests::{call, end, options, spec};
 use crate::assemble::{Assembly, ExportSource, TenantSpec};
 use crate::metrics::page::metrics_page;
 use crate::{Address, Server, ServerOptions};
-use headworks::testing::TempDir;
+use headworks_testing::TempDir;
 
 /// Turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -14,10 +14,10 @@ use crate::{
     AccessSpec, Address, ClientLimits, ListenerKind, ListenerSpec, Server, ServerOptions,
     TenantName,
 };
-use headworks::testing::TempDir;
 use headworks_nbd::client::{Client, ClientOptions, OptionNegotiation, Uri};
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{TlsMode, TlsOptions};
+use headworks_testing::TempDir;
 
 /// A folder for sockets, removed on drop.
 struct Folder(TempDir);

@@ -8,7 +8,7 @@ use super::change_tests::{call, end, options, spec};
 use crate::assemble::Assembly;
 use crate::metrics::page::metrics_page;
 use crate::{Address, Server, ServerOptions};
-use headworks::testing::TempDir;
+use headworks_testing::TempDir;
 
 const READS: u64 = 40;
 

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use headworks::testing::{TempDir, TempFile};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
+use headworks_testing::{TempDir, TempFile};
 use headworks_vhost::RequestOp;
 use serde_json::{Value, json};
 

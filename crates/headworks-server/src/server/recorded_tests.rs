@@ -9,11 +9,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant as Clock;
 
-use headworks::testing::{TempDir, TempFile};
 use headworks_core::ExportId;
 use headworks_core::prng::Prng;
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
+use headworks_testing::{TempDir, TempFile};
 use serde_json::{Value, json};
 
 use super::change_tests::{call, options, spec};

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::change_tests::{call, end, options, spec};
 use crate::assemble::{Assembly, ExportSpec};
 use crate::{AccessSpec, Address, ListenerKind, ListenerSpec, Server, ServerOptions};
-use headworks::testing::TempDir;
 use headworks_nbd::client::{Client, ClientOptions, Uri};
 use headworks_nbd::tls::TlsOptions;
 use headworks_nbd::wire::CommandFlags;
+use headworks_testing::TempDir;
 use headworks_vhost::driver::{Driver, DriverError, DriverOptions, Queue, Waited, Waiting};
 use headworks_vhost::{RequestOp, features};
 

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use headworks::EngineChoice;
-use headworks::testing::{TempDir, TempFile};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
+use headworks_testing::{TempDir, TempFile};
 
 use crate::marker::Marker;
 use crate::shared::VolumeStop;

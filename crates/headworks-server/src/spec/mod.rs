@@ -618,8 +618,8 @@ fn parse_range(word: &str) -> Result<Range<u64>, String> {
 mod tests {
     use super::*;
     use headworks::NullDevice;
-    use headworks::testing::Bench;
     use headworks_core::BioFlags;
+    use headworks_testing::Bench;
 
     fn error(text: &str) -> String {
         Spec::parse(text).unwrap_err().to_string()
@@ -755,7 +755,7 @@ mod tests {
             [("error:of=delay:all=1us,of=null:", 0), ("delay:all=1us,of=error:of=null:", 1000)]
         {
             let spec = Spec::parse(text).unwrap();
-            let mut bench = Bench::new(spec.wrap(512, Box::new(NullDevice), None));
+            let mut bench = Bench::boxed(spec.wrap(512, Box::new(NullDevice), None));
             let start = bench.now;
             let done = bench.run(Op::Flush, BioFlags::NONE, 0, 0);
             assert_eq!(done.status, Err(IoError::Medium));

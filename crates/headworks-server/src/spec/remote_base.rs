@@ -194,8 +194,8 @@ impl BaseImage for RemoteBase {
 
 #[cfg(test)]
 mod tests {
-    use headworks::testing::Bench;
     use headworks_core::{BioFlags, IoError, Op};
+    use headworks_testing::Bench;
 
     use super::*;
 
@@ -210,7 +210,7 @@ mod tests {
         let mut bytes = [7; 5000];
         base.read_at(100, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 5000], "all of them, with blocks that are read in part");
-        let mut bench = Bench::new(base.into_device());
+        let mut bench = Bench::boxed(base.into_device());
         assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 512).status, Err(IoError::Medium));
     }
 

@@ -4,10 +4,10 @@
 
 use headworks::Device;
 use headworks::driver::Executor;
-use headworks::testing::LateDevice;
 use headworks_cache_memory::DirtyLog;
 use headworks_core::prng::Prng;
 use headworks_core::{Control, DeviceId, Input, Op, Shard, ShardId, VolumeId};
+use headworks_testing::LateDevice;
 
 use crate::disk::{DiskFile, DiskOptions, OverlaidDisk, OverlaidVolume, SharedDisk, keep_top};
 use crate::scenario::{DeviceScenario, Scenario};

@@ -122,8 +122,8 @@ impl<F: Filter> Device for FilterDevice<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{Bench, LateDevice, against_model};
     use crate::device::{MemDevice, NullDevice};
+    use crate::testing::{Bench, LateDevice, against_model};
     use headworks_core::{BioFlags, Op};
 
     #[derive(Default)]

@@ -239,7 +239,7 @@ impl Device for MemDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{Bench, against_model};
+    use crate::testing::{Bench, against_model};
 
     #[test]
     fn block_status_reports_unwritten_chunks_as_holes() {

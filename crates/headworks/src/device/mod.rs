@@ -20,12 +20,10 @@ mod filter;
 mod mem;
 mod null;
 mod safe;
-#[doc(hidden)]
-pub mod testing;
 
 pub use file::{
     Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
-    WrittenRanges, folder_of, sync_directory,
+    WrittenRanges, execute, folder_of, sync_directory,
 };
 pub use filter::{Filter, FilterDevice};
 pub use mem::MemDevice;

@@ -46,7 +46,7 @@ impl Device for NullDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::Bench;
+    use crate::testing::Bench;
     use headworks_core::{Extent, ExtentState};
 
     #[test]

@@ -239,7 +239,7 @@ impl<D: SafeDevice> Device for Safe<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{Bench, against_model};
+    use crate::testing::{Bench, against_model};
     use headworks_core::RequestId;
 
     /// A disk in a vector, that answers every third command late.

@@ -8,11 +8,11 @@ use headworks_core::{
 };
 
 use super::*;
-use crate::device::testing::{LateDevice, TempFile};
 use crate::device::{
     Command, CommandBatch, DeviceIo, Direct, FileOptions, Filter, FilterDevice, MemDevice,
     NullDevice, OpenFile,
 };
+use crate::testing::{LateDevice, TempFile};
 
 mod files;
 mod lent;

@@ -95,7 +95,7 @@ mod tests {
     use headworks_core::extent::extents;
 
     use super::*;
-    use crate::device::testing::{TempFile, memory_directory};
+    use crate::testing::{TempFile, memory_directory};
 
     const MIB: u64 = 1 << 20;
     const DATA: u32 = 0;

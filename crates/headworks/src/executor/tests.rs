@@ -6,7 +6,7 @@ use headworks_core::{BioFlags, RequestId, Segment, Submit, VolumeId};
 
 use super::*;
 use crate::device::MemDevice;
-use crate::device::testing::TestDisk;
+use crate::testing::TestDisk;
 
 const PIECE: usize = 512;
 /// Bytes of each bio.

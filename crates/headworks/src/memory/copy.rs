@@ -48,7 +48,7 @@ const RECENT: usize = 64;
 
 /// How a processor is helped to read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReadAhead {
+pub enum ReadAhead {
     /// The first lines of each page are fetched while the page before it is copied.
     Pages,
     /// The first lines of the next copy are fetched before this one.
@@ -100,7 +100,7 @@ impl Default for Copier {
 }
 
 impl Copier {
-    pub(super) fn with(read_ahead: ReadAhead) -> Self {
+    pub fn with(read_ahead: ReadAhead) -> Self {
         Self { read_ahead, recent: [0; RECENT] }
     }
 
@@ -230,7 +230,7 @@ unsafe fn page_of_vectors(from: *const u8, to: *mut u8, next: *const u8) {
 /// # Safety
 /// As for `copy_nonoverlapping(from, to, len)`.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     const WORD: usize = size_of::<__m128i>();
     // What comes before the first line's begin and after the last line's end is copied plainly.
@@ -253,7 +253,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
+pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: passed on.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
 }
@@ -263,7 +263,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
 /// # Safety
 /// As for `write_bytes(to, 0, len)`.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stream_zeros(to: *mut u8, len: usize) {
+pub unsafe fn stream_zeros(to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_setzero_si128, _mm_sfence, _mm_stream_si128};
     const WORD: usize = size_of::<__m128i>();
     let head = to.align_offset(LINE).min(len);
@@ -281,7 +281,7 @@ unsafe fn stream_zeros(to: *mut u8, len: usize) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream_zeros(to: *mut u8, len: usize) {
+pub unsafe fn stream_zeros(to: *mut u8, len: usize) {
     // SAFETY: passed on.
     unsafe { to.write_bytes(0, len) }
 }
@@ -297,44 +297,6 @@ pub fn fetch(at: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, AHEAD, LINE);
-}
-
-/// What `benches/copy.sh` measures beside methods that are not used.
-#[doc(hidden)]
-pub mod testing {
-    use super::{Copier, ReadAhead};
-
-    /// Copies out of the pool, by name.
-    pub fn copiers() -> Vec<(&'static str, Copier)> {
-        let mut all = vec![
-            ("pages ahead", Copier::with(ReadAhead::Pages)),
-            ("next copy ahead", Copier::with(ReadAhead::NextCopy)),
-        ];
-        #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            all.push(("ahead between loads", Copier::with(ReadAhead::BetweenLoads)));
-        }
-        all.push(("as chosen", Copier::default()));
-        all
-    }
-
-    /// Copies past the caches.
-    ///
-    /// # Safety
-    /// As for `copy_nonoverlapping(from, to, len)`.
-    pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: passed on.
-        unsafe { super::stream(from, to, len) }
-    }
-
-    /// Zeroes past the caches.
-    ///
-    /// # Safety
-    /// As for `write_bytes(to, 0, len)`.
-    pub unsafe fn stream_zeros(to: *mut u8, len: usize) {
-        // SAFETY: passed on.
-        unsafe { super::stream_zeros(to, len) }
-    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,6 @@ mod pool;
 mod populate;
 mod span;
 
-#[doc(hidden)]
-pub use copy::testing as copying;
 pub use copy::{Copier, STREAM, fetch};
 pub use huge::HUGE;
 pub use mapping::{Mapping, PAGE, memory_file, page_size};

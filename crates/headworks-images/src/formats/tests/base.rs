@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::{BaseFormats, FilesystemDevice, NewBase, NewOverlay, OpenOverlay, OverlayOptions};
 use headworks::Device;
-use headworks::testing::Bench;
 use headworks_core::{BioFlags, Op, VolumeId};
+use headworks_testing::Bench;
 
 use super::Folder;
 use super::image::{CLUSTER, Cluster, Image};

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use headworks::Direct;
 use headworks::driver::Span;
-use headworks::testing::Bench;
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, Completion, ExtentState, IoError, Op};
+use headworks_testing::Bench;
 
 use self::image::{CLUSTER, Cluster, Image};
 use crate::formats::{FormatDevice, ImageFormat, ImageOptions, OpenImage};

@@ -15,8 +15,8 @@ use self::disk::{Base, Sector, device_io};
 use self::world::{Defect, NEAR, PLACES, SIZE, World, block_at, layer};
 use crate::overlay::head::BLOCK;
 use headworks::driver::Span;
-use headworks::testing::TestDisk;
 use headworks::{Command, CommandBatch, Device};
+use headworks_testing::TestDisk;
 
 /// The defects that a kill shows, or a power cut after one.
 const OF_KILLS: [Defect; 6] = [

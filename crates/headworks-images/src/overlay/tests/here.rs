@@ -15,7 +15,7 @@ use super::super::{
 };
 use super::model::{SIZE, contents, create, file, open};
 use headworks::Direct;
-use headworks::testing::{Bench, TempFile, memory_directory};
+use headworks_testing::{Bench, TempFile, memory_directory};
 
 const NONE: BioFlags = BioFlags::NONE;
 

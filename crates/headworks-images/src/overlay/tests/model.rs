@@ -7,8 +7,8 @@ use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, ExtentState, IoError, Op};
 
 use super::super::{NewBase, NewOverlay, OpenOverlay, OverlayDevice, OverlayOptions, is_overlay};
-use headworks::testing::{Bench, TempFile, against_model, memory_directory};
 use headworks::{Direct, FileOptions, OpenFile};
+use headworks_testing::{Bench, TempFile, against_model, memory_directory};
 
 pub(super) const SIZE: usize = 2 << 20;
 const NONE: BioFlags = BioFlags::NONE;

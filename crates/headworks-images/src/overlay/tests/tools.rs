@@ -12,7 +12,7 @@ use super::super::{
 use super::model::{SIZE, contents, create, file, open};
 use crate::{PartialDevice, WholeBlocks};
 use headworks::Direct;
-use headworks::testing::{Bench, TempFile};
+use headworks_testing::{Bench, TempFile};
 
 const NONE: BioFlags = BioFlags::NONE;
 const LOSING: CommitOptions = CommitOptions { base_anywhere: false, others_are_lost: true };

@@ -18,10 +18,10 @@ pub mod remote;
 use std::collections::BTreeMap;
 
 use headworks::driver::Span;
-use headworks::testing::Bench;
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::{BioFlags, Completion, IoError, Op, RequestId, Status};
+use headworks_testing::Bench;
 
 use self::content::Content;
 use self::remote::{BLOCK, Refusals, Remote, SIZE, Shared, TestDial, all_flags, lock};

@@ -17,7 +17,7 @@ use crate::messages::ControlMessage;
 use crate::messages::command::{ExportReport, Released, ShardCommand};
 use crate::messages::query::ControlQuery;
 use crate::shared::ServerShared;
-use headworks::testing::TempFile;
+use headworks_testing::TempFile;
 
 /// Turns a hang into a failure.
 const LONG: Duration = Duration::from_secs(60);

@@ -224,7 +224,7 @@ fn handle_of(file: &File) -> Option<u128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{TempFile, memory_directory};
+    use crate::testing::{TempFile, memory_directory};
 
     #[test]
     fn hard_links_of_one_file_have_one_identity() {

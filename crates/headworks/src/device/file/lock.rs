@@ -209,7 +209,7 @@ fn others_hold(file: &File, byte: i64) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::TempFile;
+    use crate::testing::TempFile;
 
     #[test]
     fn writer_excludes_all_others_and_readers_share() {

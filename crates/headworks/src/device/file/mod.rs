@@ -37,7 +37,7 @@ use super::{Command, CommandBatch, Device, DeviceIo, Image};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
-pub(super) use call::execute;
+pub use call::execute;
 pub use directory::{folder_of, sync_directory};
 pub use handles::{ImageWriter, SizeWatch, WrittenRanges};
 pub use identity::Identity;

@@ -532,7 +532,7 @@ fn io_error(path: &Path, error: &io::Error) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::testing::{TempFile, memory_directory};
+    use crate::testing::{TempFile, memory_directory};
 
     fn refusal(path: &Path, options: FileOptions) -> String {
         OpenFile::open(path, &options).unwrap_err().to_string()

@@ -220,7 +220,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::device::testing::TempFile;
+    use crate::testing::TempFile;
 
     #[test]
     fn queue_of_a_partition_is_that_of_its_disk() {

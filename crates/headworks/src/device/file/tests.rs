@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use super::*;
-use crate::device::testing::{Bench, TempFile, against_model, memory_directory};
+use crate::testing::{Bench, TempFile, against_model, memory_directory};
 
 const SIZE: u64 = 2 << 20;
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

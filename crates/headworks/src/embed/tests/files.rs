@@ -5,10 +5,10 @@ use std::fs::File;
 use headworks_core::WriteMode;
 
 use super::*;
-use crate::device::testing::TestDisk;
 use crate::embed::driver::Driver;
 use crate::embed::owner::NewVolume;
 use crate::engine::{DiskDone, DiskKind, DiskOp};
+use crate::testing::TestDisk;
 
 const ENGINES: [EngineChoice; 2] = [EngineChoice::Auto, EngineChoice::Threads];
 

@@ -10,8 +10,8 @@ use crate::overlay::head::BLOCK;
 use crate::overlay::load::Stored;
 use headworks::driver::{DiskDone, Span};
 use headworks::house::Loss;
-use headworks::testing::TestDisk;
 use headworks::{CommandBatch, Device, DeviceIo};
+use headworks_testing::TestDisk;
 
 pub const SECTOR: u64 = 512;
 pub type Sector = u64;

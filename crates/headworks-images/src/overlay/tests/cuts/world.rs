@@ -14,8 +14,8 @@ use crate::overlay::here::{Here, TAG_PAGE, Tag};
 use crate::overlay::load::{FoundBits, read_found};
 use crate::overlay::{OverlayDevice, Parts};
 use headworks::driver::{DiskDone, Span};
-use headworks::testing::TestDisk;
 use headworks::{Command, CommandBatch, Device, NullDevice};
+use headworks_testing::TestDisk;
 
 pub const SECTORS: usize = (BLOCK / SECTOR) as usize;
 pub const SIZE: u64 = 3 * PAGE_BLOCKS * BLOCK;

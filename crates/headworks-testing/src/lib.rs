@@ -1,28 +1,27 @@
 //! Fixtures of the device tests: a disk queue without an engine, a bench that drives one device, and a vector model.
 //!
-//! Part of the library without a feature: the lab and the tests of the crates above use it, and a feature would make each of them build
-//! the library, and all that depends on it, once more. A program that does not use it does not have it.
+//! A crate beside the library, so that no program has them, and no feature of it, which would build the library and all that depends on
+//! it once more. The library's own unit tests include this file: a crate that depends on it has other types than they.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use headworks::driver::{DiskDone, DiskOp, DiskQueue, Interest, Span, Watch};
+use headworks::house::{Loss, Mapping, execute};
+use headworks::{Command, CommandBatch, Device, DeviceIo};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{
     BioFlags, Completion, DeviceId, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
 };
 
-use super::{Command, CommandBatch, Device, DeviceIo, Loss, file};
-use crate::engine::{DiskDone, DiskOp, DiskQueue, Interest, Watch};
-use crate::memory::{Buffer, Pool, Span};
-
 /// A disk queue that executes one operation per call, with the system calls of an engine.
 #[derive(Default)]
 pub struct TestDisk {
     queue: VecDeque<(DiskOp, Vec<Span>)>,
-    /// All pushed operations.
+    /// All operations that were pushed.
     pub log: Vec<DiskOp>,
     /// Results of the next operations; `None` executes the operation.
     pub script: VecDeque<Option<i32>>,
@@ -71,7 +70,7 @@ impl TestDisk {
         let result = match self.script.pop_front().flatten() {
             Some(result) => result,
             // SAFETY: the spans are valid by the promise of the command's submitter.
-            None => unsafe { file::execute(&op, &spans) },
+            None => unsafe { execute(&op, &spans) },
         };
         Some(DiskDone { device: op.device, id: op.id, result })
     }
@@ -97,11 +96,11 @@ impl TestDisk {
 }
 
 /// Drives one device: submits commands, collects completions and advances the clock to the device's next time-out.
-pub struct Bench<D> {
-    device: D,
+pub struct Bench<D: ?Sized> {
+    device: Box<D>,
     /// The disk queue in place of an engine.
     pub disk: TestDisk,
-    /// The clock.
+    /// The time that the device is told.
     pub now: Instant,
     /// Completions not yet taken by the test.
     pub completions: Vec<Completion>,
@@ -109,8 +108,7 @@ pub struct Bench<D> {
     pub lost: Vec<Loss>,
     /// The volume of the next commands.
     pub volume: VolumeId,
-    pool: Pool,
-    buffer: Buffer,
+    buffer: Mapping,
     generation: u32,
 }
 
@@ -118,9 +116,15 @@ pub struct Bench<D> {
 pub const BUFFER: usize = 2 << 20;
 
 impl<D: Device> Bench<D> {
+    /// A bench that drives `device`.
     pub fn new(device: D) -> Self {
-        let mut pool = Pool::new(2 * BUFFER).unwrap();
-        let buffer = pool.try_take(BUFFER).unwrap();
+        Self::boxed(Box::new(device))
+    }
+}
+
+impl<D: Device + ?Sized> Bench<D> {
+    /// Drives a device whose type need not be known.
+    pub fn boxed(device: Box<D>) -> Self {
         Self {
             device,
             disk: TestDisk::default(),
@@ -128,16 +132,17 @@ impl<D: Device> Bench<D> {
             completions: Vec::new(),
             lost: Vec::new(),
             volume: VolumeId(0),
-            pool,
-            buffer,
+            buffer: Mapping::new(BUFFER).unwrap(),
             generation: 0,
         }
     }
 
+    /// The device that is driven.
     pub fn device(&self) -> &D {
         &self.device
     }
 
+    /// The device, to change it.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -282,15 +287,9 @@ impl<D: Device> Bench<D> {
     }
 }
 
-impl<D> Drop for Bench<D> {
-    fn drop(&mut self) {
-        assert_eq!(self.pool.taken(), BUFFER);
-    }
-}
-
 /// Checks random commands of whole blocks against a vector. Discards are expected to read as zeros afterwards, as all our
 /// devices do. Short transfers are continued as the queue does.
-pub fn against_model<D: Device>(
+pub fn against_model<D: Device + ?Sized>(
     bench: &mut Bench<D>,
     seed: u64,
     size: usize,
@@ -369,7 +368,7 @@ fn random_range(prng: &mut Prng, size: usize, block: usize) -> (usize, usize) {
     (first * block, count.min(blocks - first) * block)
 }
 
-fn continue_to_end<D: Device>(
+fn continue_to_end<D: Device + ?Sized>(
     bench: &mut Bench<D>,
     op: Op,
     flags: BioFlags,
@@ -414,12 +413,14 @@ impl TempFile {
         Self::absent_in(&std::env::temp_dir(), name)
     }
 
+    /// Reserves a path in `directory` without creating the file.
     pub fn absent_in(directory: &Path, name: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(directory.join(format!("headworks-{name}-{}-{number}", std::process::id())))
     }
 
+    /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -436,6 +437,7 @@ impl Drop for TempFile {
 pub struct TempDir(TempFile);
 
 impl TempDir {
+    /// Creates an empty directory.
     pub fn new(name: &str) -> Self {
         let path = TempFile::absent(name);
         std::fs::create_dir(path.path()).unwrap();
@@ -465,6 +467,7 @@ pub struct LateDevice {
 }
 
 impl LateDevice {
+    /// A disk that answers after `wait_ns` nanoseconds.
     pub fn new(wait_ns: u64) -> Self {
         Self { wait_ns, answers: VecDeque::new() }
     }
@@ -491,28 +494,6 @@ pub fn memory_directory() -> Option<PathBuf> {
     let probe = TempFile::absent_in(&shm, "probe");
     std::fs::write(probe.path(), []).ok()?;
     Some(shm)
-}
-
-impl Device for Box<dyn Device> {
-    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { (**self).submit(now, batch, io) };
-    }
-    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
-        (**self).on_disk(now, done, io);
-    }
-    fn on_ready(&mut self, now: Instant, place: u16, io: &mut DeviceIo<'_>) {
-        (**self).on_ready(now, place, io);
-    }
-    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
-        (**self).on_timeout(now, io);
-    }
-    fn next_timeout(&self) -> Option<Instant> {
-        (**self).next_timeout()
-    }
-    fn below(&mut self) -> Option<&mut dyn Device> {
-        Some(&mut **self)
-    }
 }
 
 #[cfg(test)]
