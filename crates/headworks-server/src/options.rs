@@ -10,24 +10,24 @@ use headworks_core::limits::Limits;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
-use super::access::{AccessSpec, LISTENERS_MAX};
-use super::assemble::TenantSpec;
-use super::assemble::cache_shares;
-use super::connection_id::CONNECTIONS_MAX;
-use super::files::mounts::Mounts;
-use super::leftovers::Leftovers;
-use super::loaded::LoadedConfiguration;
-use super::memory::AutoCache;
-use super::nbd::connection::ConnectionLimits;
-use super::reload_request::ReloadHook;
-use super::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
+use crate::change::configured::LoadedConfiguration;
+use crate::change::reload_request::ReloadHook;
+use crate::clients::connection_id::CONNECTIONS_MAX;
+use crate::clients::files::mounts::Mounts;
+use crate::clients::nbd::connection::ConnectionLimits;
+use crate::exports::access::{AccessSpec, LISTENERS_MAX};
+use crate::exports::assemble::TenantSpec;
+use crate::exports::assemble::cache_shares;
+use crate::server::memory::AutoCache;
+use crate::successor::leftovers::Leftovers;
+use crate::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
 use headworks::house::Pool;
 use headworks::house::display_size;
 use headworks_nbd::tls::TlsOptions;
 
 /// Bios in flight of one shard's own clients.
-pub(super) const BIOS_MAX: u32 = 8192;
+pub(crate) const BIOS_MAX: u32 = 8192;
 
 /// A function that is called once with each new shard, before the shard handles any input; by default it does nothing.
 ///
@@ -265,7 +265,7 @@ impl ServerOptions {
     }
 
     /// Bounds of each connection.
-    pub(super) fn connection_limits(&self) -> ConnectionLimits {
+    pub(crate) fn connection_limits(&self) -> ConnectionLimits {
         ConnectionLimits {
             requests: self.clients.requests,
             buffer_bytes: self.buffers / 2,
@@ -274,18 +274,18 @@ impl ServerOptions {
         }
     }
 
-    pub(super) fn cache_spec(&self) -> cache_shares::CacheSpec {
+    pub(crate) fn cache_spec(&self) -> cache_shares::CacheSpec {
         let Self { cache, dirty, clients: ClientLimits { connections, .. }, .. } = *self;
         cache_shares::CacheSpec { bytes: cache, dirty, dirtyable: self.dirtyable(), connections }
     }
 
     /// Bios of other shards that this shard's devices may have.
-    pub(super) fn foreign_bios(&self) -> u32 {
+    pub(crate) fn foreign_bios(&self) -> u32 {
         if self.spread { self.bios_abroad() * (u32::from(self.shards) - 1) } else { 0 }
     }
 
     /// Bios that one shard may have on other shards' devices: its clients' and its cache's.
-    pub(super) fn bios_abroad(&self) -> u32 {
+    pub(crate) fn bios_abroad(&self) -> u32 {
         let units = u32::try_from(self.cache / 4096).unwrap_or(u32::MAX);
         BIOS_MAX + CacheOptions { units, ..CacheOptions::default() }.bios()
     }

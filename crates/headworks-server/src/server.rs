@@ -1,5 +1,9 @@
 //! The running server: start, queries, stop.
 
+pub(crate) mod cpus;
+pub(crate) mod launch;
+pub(crate) mod memory;
+
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -12,36 +16,36 @@ use headworks_core::{
     CacheOptions, ConfigError, Control, ShardConfig, ShardId, VolumeId, VolumeOptions,
 };
 
-use crate::access::ListenerSpec;
-use crate::assemble::cache_shares;
-use crate::assemble::check_tenants;
-use crate::assemble::export_info::{served_exports, unavailable};
-use crate::assemble::image::{CreatedImage, VolumeOrigin};
-use crate::assemble::range;
-use crate::assemble::side_by_side::LateImage;
-use crate::assemble::topology::topology;
-use crate::assemble::{Assembly, ImageWatcher};
-use crate::cache_part::check_parts;
+use crate::change;
 use crate::control::ControlSocket;
-use crate::control::changes;
 use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
 use crate::control::tree::{ExportNode, device_name};
-use crate::cpus::check_cpus;
-use crate::handover::{Adoption, HandedListener, HandedVolume};
-use crate::keeper::Keeper;
-use crate::launch::{Launched, ThreadSetup, launch, seeds};
+use crate::exports::access::ListenerSpec;
+use crate::exports::assemble::cache_shares;
+use crate::exports::assemble::check_tenants;
+use crate::exports::assemble::export_info::{served_exports, unavailable};
+use crate::exports::assemble::image::{CreatedImage, VolumeOrigin};
+use crate::exports::assemble::range;
+use crate::exports::assemble::side_by_side::LateImage;
+use crate::exports::assemble::topology::topology;
+use crate::exports::assemble::{Assembly, ImageWatcher};
+use crate::listen::listener_set::{Acceptors, ListenerSet, named, rules_for};
+use crate::listen::opened_listeners::OpenedListeners;
 use crate::listen::{Address, ClientListener, DoorThread, Listener, check_unix};
-use crate::listener_set::{Acceptors, ListenerSet, named, rules_for};
-use crate::memory::{AutoCache, CachingShards, MemoryWatch};
-use crate::messages::ControlMessage;
-use crate::messages::command::ShardCommand;
-use crate::messages::hand_over::PausedServer;
-use crate::metrics::Metrics;
-use crate::opened_listeners::OpenedListeners;
+use crate::observe::metrics::Metrics;
 use crate::options::CacheFile;
-use crate::restoring::StartRestores;
-use crate::shared::{ServerShared, VolumeProgress};
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::messages::command::ShardCommand;
+use crate::reactor::messages::hand_over::PausedServer;
+use crate::reactor::shared::{ServerShared, VolumeProgress};
+use crate::server::cpus::check_cpus;
+use crate::server::launch::{Launched, ThreadSetup, launch, seeds};
+use crate::server::memory::{AutoCache, CachingShards, MemoryWatch};
+use crate::spec::cache_part::check_parts;
+use crate::successor::handover::{Adoption, HandedListener, HandedVolume};
+use crate::successor::keeper::Keeper;
+use crate::successor::restoring::StartRestores;
 use crate::{Reloader, ServerOptions};
 use headworks::house::display_size;
 use headworks_cache_memory::{CacheMemory, ShardGeometry};
@@ -248,7 +252,7 @@ impl Server {
         let service = ControlService::for_server(&assembly, &config, options, &shared);
         let service = Arc::new(service.with_listeners(Arc::clone(&listeners)));
         service.attend();
-        let contexts = changes::listeners::door_contexts(service.changes());
+        let contexts = change::listeners::door_contexts(service.changes());
         let mut clients = clients
             .into_iter()
             .map(|(entry, listener)| entry.client_listener(listener, &contexts))
@@ -319,7 +323,7 @@ impl Server {
             handed_volumes: Mutex::default(),
             paused: Mutex::default(),
         };
-        server.notes.extend(changes::bases::share_bases(server.service.changes()));
+        server.notes.extend(change::bases::share_bases(server.service.changes()));
         let opened = match restoring {
             // Files come when everything is restored.
             Some(opened) => opened,
@@ -354,7 +358,7 @@ impl Server {
         }
         for group in groups {
             let service = Arc::clone(&self.service);
-            let add = move || changes::add::add_late(service.changes(), group);
+            let add = move || change::add::add_late(service.changes(), group);
             if let Err(error) = std::thread::Builder::new().name("headworks-late".into()).spawn(add)
             {
                 tracing::warn!("an export stays absent until `ctl add` or a reload: {error}");
@@ -483,7 +487,7 @@ impl Server {
     pub fn stop(&self) {
         // With these open, clients could still connect, and would wait for the end.
         self.handed().clear();
-        let deleted = changes::exports::deleted_images(self.service.changes());
+        let deleted = change::exports::deleted_images(self.service.changes());
         let tree = self.service.tree();
         for export in tree.exports.iter().filter(|export| deleted.contains(&export.volume)) {
             tracing::warn!(
@@ -538,7 +542,7 @@ impl Server {
     /// Names of exports that were given up and whose devices have not answered: a stop waits for none of them.
     #[must_use]
     pub fn abandoned(&self) -> Vec<String> {
-        changes::remove::abandoned_names(self.service.changes())
+        change::remove::abandoned_names(self.service.changes())
     }
 
     /// Bytes of all volumes that are in the cache only, as published during a stop.

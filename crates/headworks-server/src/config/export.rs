@@ -20,10 +20,10 @@ use toml::de::{DeTable, DeValue};
 use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, disabled, entries, unknown};
-use crate::assemble::ExportSpec;
-use crate::option_table::OptionTable;
+use crate::exports::assemble::ExportSpec;
+use crate::spec::option_table::OptionTable;
+use crate::spec::units::parse_switch;
 use crate::spec::{ExportOption, ExportOptions, Layer, Part, Spec};
-use crate::units::parse_switch;
 
 /// Longest name that fits an NBD message.
 pub const NAME_MAX: usize = 4096;

@@ -32,10 +32,10 @@ use toml::de::DeTable;
 
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, Value, disabled, entries, merge_settings, unknown};
-use crate::access::{ListenerKind, ListenerSpec};
+use crate::exports::access::{ListenerKind, ListenerSpec};
 use crate::listen::{Address, FileOwner};
-use crate::tenant::TenantName;
-use crate::units::parse_switch;
+use crate::spec::tenant::TenantName;
+use crate::spec::units::parse_switch;
 
 /// Most names and patterns of one list: as many as a server has exports.
 pub(super) const PATTERNS_MAX: usize = 1024;

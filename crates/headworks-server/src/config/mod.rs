@@ -38,10 +38,10 @@ use headworks_core::options::{TENANTS_MAX, Tunable};
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use toml::de::DeTable;
 
-use crate::access::{AccessSpec, LISTENERS_MAX};
-use crate::assemble::TenantSpec;
-use crate::assemble::{ExportSpec, NamedDevice, shown_name};
-use crate::tenant::{TenantName, no_tenant};
+use crate::exports::access::{AccessSpec, LISTENERS_MAX};
+use crate::exports::assemble::TenantSpec;
+use crate::exports::assemble::{ExportSpec, NamedDevice, shown_name};
+use crate::spec::tenant::{TenantName, no_tenant};
 use tunables::{apply_queue, read_dirty, read_queue};
 
 pub use export::{ExportSection, LayerSection};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use headworks_core::escape_controls;
 
-use crate::assemble::ExportSource;
+use crate::exports::assemble::ExportSource;
 
 /// Most problems that are listed; the rest is counted.
 pub const PROBLEMS_MAX: usize = 20;

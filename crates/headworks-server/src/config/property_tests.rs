@@ -5,7 +5,7 @@ use headworks_core::prng::Prng;
 use headworks_nbd::tls::TlsMode;
 
 use super::{ConfigFile, ListenDefaults};
-use crate::assemble::ExportSpec;
+use crate::exports::assemble::ExportSpec;
 use crate::listen::FileOwner;
 
 /// Words of the grammar and similar ones, valid and invalid.

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, de::DeInteger};
 
 use super::problem::{Lines, Origin, Problem, Problems};
-use crate::did_you_mean::nearest_name;
+use crate::spec::did_you_mean::nearest_name;
 
 /// Value of an option, as words.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::read::{Reader, Value, entries};
-use crate::assemble::EXPORTS_MAX;
+use crate::exports::assemble::EXPORTS_MAX;
 
 /// The sections of a template, in the order in which they are read.
 const SECTIONS: [&str; 3] = ["tenant", "export", "listen"];

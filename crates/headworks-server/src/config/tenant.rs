@@ -18,12 +18,12 @@ use toml::de::DeTable;
 use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, Value, disabled, entries, merge_settings};
-use crate::assemble::ExportSource;
-use crate::assemble::TenantSpec;
-use crate::name_pattern::fits_any;
-use crate::option_table::OptionTable;
-use crate::tenant::{TenantName, TenantOption, TenantOptions};
-use crate::units::parse_switch;
+use crate::exports::assemble::ExportSource;
+use crate::exports::assemble::TenantSpec;
+use crate::spec::name_pattern::fits_any;
+use crate::spec::option_table::OptionTable;
+use crate::spec::tenant::{TenantName, TenantOption, TenantOptions};
+use crate::spec::units::parse_switch;
 
 /// A tenant as it is written in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

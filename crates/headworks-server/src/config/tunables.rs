@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem, Problems};
 use super::read::{Reader, TomlEntry, entries, unknown};
-use crate::units::parse_size;
+use crate::spec::units::parse_size;
 
 /// A tunable with its value and origin.
 #[derive(Clone, Debug, PartialEq, Eq)]

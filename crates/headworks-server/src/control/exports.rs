@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard};
 use headworks_core::{ExportId, TenantId, VolumeId, VolumeOptions};
 
 use super::tree::lock;
-use crate::assemble::ExportSpec;
-use crate::control::changes::removal::RemovalSteps;
+use crate::change::removal::RemovalSteps;
+use crate::exports::assemble::ExportSpec;
 use crate::spec::ExportOptions;
 
 /// An export in use.

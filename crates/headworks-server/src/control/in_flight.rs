@@ -18,10 +18,10 @@ use headworks_core::{BioId, ExportId, Op, ShardId, VolumeId, WaitKind};
 use super::queries::Queries;
 use super::tree::{DeviceNode, Tree, device_name};
 use super::why::time;
-use crate::messages::in_flight::{InFlightReport, Unanswered, WaitPlace};
-use crate::messages::query::ControlQuery;
 use crate::reactor::in_flight::set_wait;
-use crate::tenant::TenantName;
+use crate::reactor::messages::in_flight::{InFlightReport, Unanswered, WaitPlace};
+use crate::reactor::messages::query::ControlQuery;
+use crate::spec::tenant::TenantName;
 use headworks_control::{RpcFault, answers};
 
 /// Requests that wait for at least this are told: 1 s.
@@ -43,7 +43,7 @@ pub struct OldestRequest {
 /// The requests of an export's clients that are not answered yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InFlight {
-    /// Their number by age, see [`AGES_NS`](crate::messages::in_flight::AGES_NS).
+    /// Their number by age, see [`AGES_NS`](crate::reactor::messages::in_flight::AGES_NS).
     pub ages: [u32; 3],
     /// The oldest of them.
     pub oldest: Option<OldestRequest>,

@@ -17,8 +17,8 @@ use headworks_core::{
 };
 
 use super::exports::{ExportState, Exports};
-use crate::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
-use crate::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
+use crate::exports::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
+use crate::exports::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
 use crate::spec::Spec;
 use headworks::house::Identity;
 

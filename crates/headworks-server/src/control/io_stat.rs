@@ -10,7 +10,7 @@ use headworks_core::{DeviceId, ExportId, Op, WaitKind};
 
 use super::queries::Latencies;
 use super::tree::{ExportNode, device_name};
-use crate::messages::command::ExportReport;
+use crate::reactor::messages::command::ExportReport;
 
 /// Counters of one device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,8 +69,8 @@ pub fn io_stat<'a>(
 mod tests {
     use super::*;
     use crate::control::tree::tests::tree;
-    use crate::latency::{LatencyTable, LatencyTotals};
-    use crate::messages::query::LatencyReport;
+    use crate::observe::latency::{LatencyTable, LatencyTotals};
+    use crate::reactor::messages::query::LatencyReport;
     use headworks_core::WaitTimes;
 
     #[test]

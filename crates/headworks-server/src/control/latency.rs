@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use headworks_control::answers::{OpHistogram, OpHistograms, Percentiles};
 use headworks_core::Op;
 
-use crate::latency::{Histogram, LatencyTotals, ROWS, request_name, row_name};
+use crate::observe::latency::{Histogram, LatencyTotals, ROWS, request_name, row_name};
 
 /// Converts nanoseconds to microseconds.
 pub fn micros(ns: u64) -> f64 {
@@ -71,7 +71,7 @@ pub fn histograms(totals: &LatencyTotals) -> OpHistograms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::LatencyTable;
+    use crate::observe::latency::LatencyTable;
     use headworks_core::WaitTimes;
 
     #[test]

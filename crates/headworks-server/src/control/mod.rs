@@ -9,10 +9,9 @@
 //! methods, whose requests and answers are the types of headworks-control, `tree` the names of settings, `report`, `latency` and `io_stat` the tables of answers, `explain` collects what slow
 //! requests waited for, `verdict` decides whether they are slow, `why` makes the report, `blame` the part on the holders, `in_flight` what is not answered yet, `targets` latency targets,
 //! `elevator` the state of an elevator. `inventory` records devices, volumes and exports;
-//! `changes` adds, removes and resizes them.
+//! the room `change` adds, removes and resizes them.
 
 mod blame;
-pub(crate) mod changes;
 mod client;
 mod credentials;
 mod elevator;
@@ -23,9 +22,9 @@ pub(crate) mod inventory;
 mod io_stat;
 mod latency;
 pub(crate) mod queries;
-mod report;
+pub(crate) mod report;
 pub(crate) mod service;
-mod settings;
+pub(crate) mod settings;
 pub(crate) mod shards;
 mod socket;
 mod targets;
@@ -36,5 +35,4 @@ pub(crate) mod tree;
 mod verdict;
 mod why;
 
-pub use changes::{AccessReport, ReloadReport, RetuneReport, TenantReport};
 pub(crate) use socket::ControlSocket;

@@ -21,16 +21,16 @@ use super::tenants::Tenants;
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
 use super::why::LongestLimit;
 use super::{latency, report};
-use crate::cache_part::CacheUse;
-use crate::latency::slow::SECONDS;
-use crate::latency::usage::VolumeUse;
-use crate::limit_words::{NO_LIMIT, cgroup_max, limit_word};
-use crate::messages::query::{
+use crate::observe::latency::slow::SECONDS;
+use crate::observe::latency::usage::VolumeUse;
+use crate::reactor::messages::query::{
     BufferStats, CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport,
     VolumeReport,
 };
-use crate::option_table::OptionTable;
-use crate::tenant::{NONE, TenantName};
+use crate::spec::cache_part::CacheUse;
+use crate::spec::limit_words::{NO_LIMIT, cgroup_max, limit_word};
+use crate::spec::option_table::OptionTable;
+use crate::spec::tenant::{NONE, TenantName};
 use headworks_control::methods::Values;
 use headworks_control::{RpcFault, RpcResult, answers};
 use headworks_core::limits::LimitTarget;

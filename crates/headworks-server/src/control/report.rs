@@ -17,12 +17,12 @@ use super::exports::ExportNow;
 use super::in_flight::{InFlight, OldestRequest};
 use super::latency;
 use super::tree::{ExportNode, device_name};
-use crate::latency::errors::{ErrorCounts, errno_name};
-use crate::latency::request_name;
-use crate::messages::query::{
+use crate::observe::latency::errors::{ErrorCounts, errno_name};
+use crate::observe::latency::request_name;
+use crate::reactor::messages::query::{
     BufferStats, CacheReport, DeviceReport, FailedRange, LatencyReport, OpCounts, VolumeReport,
 };
-use crate::tenant::TenantName;
+use crate::spec::tenant::TenantName;
 use headworks_control::answers;
 use headworks_control::shape::Sum;
 

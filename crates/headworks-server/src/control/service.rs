@@ -9,25 +9,25 @@ use std::time::Duration;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{DeviceId, ExportId, Op, ShardConfig, VolumeId};
 
-use super::changes::{self, LiveChanges, RemovalWay, live_listeners};
 use super::exports::{Export, Exports};
 use super::inventory::Inventory;
 use super::queries::Queries;
 use super::settings::Settings;
 use super::shards::ShardLink;
 use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
-use crate::assemble::tenant_spec::find_tenant;
-use crate::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
+use crate::change::configured::ConfiguredTunables;
+use crate::change::reload_request::{ReloadHook, ReloadOutcome};
+use crate::change::{self, LiveChanges, RemovalWay, live_listeners};
 use crate::config::ConfigFile;
-use crate::handover::{AnswerGuard, Takeover, UpgradeHook};
-use crate::latency::request_name;
-use crate::latency::slow::SlowFilter;
-use crate::listener_set::ListenerSet;
-use crate::loaded::ConfiguredTunables;
-use crate::log_level::{LOG_LEVELS, LogLevel};
+use crate::exports::assemble::tenant_spec::find_tenant;
+use crate::exports::assemble::{Assembly, ExportSource, ExportSpec, cache_shares};
+use crate::listen::listener_set::ListenerSet;
+use crate::observe::latency::request_name;
+use crate::observe::latency::slow::SlowFilter;
 use crate::options::ServerOptions;
-use crate::reload_request::{ReloadHook, ReloadOutcome};
-use crate::shared::ServerShared;
+use crate::reactor::shared::ServerShared;
+use crate::spec::log_level::{LOG_LEVELS, LogLevel};
+use crate::successor::handover::{AnswerGuard, Takeover, UpgradeHook};
 use headworks_control::methods::{self, Method, Request};
 use headworks_control::{Params, RpcFault, RpcResult, answers, reply};
 
@@ -273,48 +273,48 @@ impl ControlService {
                 carry_out(params, |_: methods::Connections| queries.connections())
             }
             Method::Listeners => carry_out(params, |_: methods::Listeners| {
-                Ok(changes::listeners::listeners(changes, &queries.clients_by_listener()?))
+                Ok(change::listeners::listeners(changes, &queries.clients_by_listener()?))
             }),
             Method::Exports => carry_out(params, |_: methods::Exports| {
                 let in_flight = queries.in_flight(&queries.tree().current())?;
-                changes::exports::exports(changes, &queries.node_counts()?, &in_flight)
+                change::exports::exports(changes, &queries.node_counts()?, &in_flight)
             }),
             Method::Tenants => carry_out(params, |_: methods::Tenants| {
-                changes::tenants::tenants(changes, &queries.latencies()?, &queries.node_counts()?)
+                change::tenants::tenants(changes, &queries.latencies()?, &queries.node_counts()?)
             }),
             Method::AddTenant => carry_out(params, |asked: methods::AddTenant| {
-                changes::tenants::add_tenant_by_words(changes, &asked.tenant)
+                change::tenants::add_tenant_by_words(changes, &asked.tenant)
             }),
             Method::RemoveTenant => carry_out(params, |asked: methods::RemoveTenant| {
-                changes::tenants::remove_tenant(changes, &asked.tenant)
+                change::tenants::remove_tenant(changes, &asked.tenant)
             }),
             Method::AddListener => carry_out(params, |asked| live_listeners::add(changes, &asked)),
             Method::RemoveListener => carry_out(params, |asked: methods::RemoveListener| {
                 live_listeners::remove(changes, &asked.listener)
             }),
-            Method::Add => carry_out(params, |asked| changes::add::add_by_words(changes, &asked)),
+            Method::Add => carry_out(params, |asked| change::add::add_by_words(changes, &asked)),
             Method::Remove => carry_out(params, |asked: methods::Remove| {
-                changes::remove::remove(changes, &asked.export, RemovalWay::asked(&asked))
+                change::remove::remove(changes, &asked.export, RemovalWay::asked(&asked))
             }),
             Method::Resize => {
-                carry_out(params, |asked| changes::resize::resize_by_words(changes, &asked))
+                carry_out(params, |asked| change::resize::resize_by_words(changes, &asked))
             }
-            Method::Drain => carry_out(params, |asked| changes::drain::drain(changes, &asked)),
-            Method::Freeze => carry_out(params, |asked| changes::freeze::freeze(changes, &asked)),
+            Method::Drain => carry_out(params, |asked| change::drain::drain(changes, &asked)),
+            Method::Freeze => carry_out(params, |asked| change::freeze::freeze(changes, &asked)),
             Method::Thaw => carry_out(params, |asked: methods::Thaw| {
-                changes::freeze::thaw(changes, &asked.exports)
+                change::freeze::thaw(changes, &asked.exports)
             }),
             Method::Snapshot => {
-                carry_out(params, |asked| changes::snapshot::snapshot(changes, &asked))
+                carry_out(params, |asked| change::snapshot::snapshot(changes, &asked))
             }
             Method::Cut => {
-                carry_out(params, |asked: methods::Cut| changes::cut::cut(changes, &asked.export))
+                carry_out(params, |asked: methods::Cut| change::cut::cut(changes, &asked.export))
             }
             Method::RefuseClients => carry_out(params, |asked: methods::RefuseClients| {
-                changes::clients::refuse_clients(changes, &asked.exports, true)
+                change::clients::refuse_clients(changes, &asked.exports, true)
             }),
             Method::AcceptClients => carry_out(params, |asked: methods::AcceptClients| {
-                changes::clients::refuse_clients(changes, &asked.exports, false)
+                change::clients::refuse_clients(changes, &asked.exports, false)
             }),
             Method::Failed => {
                 carry_out(params, |asked: methods::Failed| queries.failed(&asked.export))
@@ -322,7 +322,7 @@ impl ControlService {
             Method::DiscardFailed => carry_out(params, |asked: methods::DiscardFailed| {
                 queries.discard_failed(&asked.export, asked.confirm)
             }),
-            Method::Diff => carry_out(params, |_: methods::Diff| changes::diff::diff(changes)),
+            Method::Diff => carry_out(params, |_: methods::Diff| change::diff::diff(changes)),
             Method::Reload => carry_out(params, |_: methods::Reload| self.reload()),
             // It is carried out by the client's thread, which holds the guard.
             Method::Upgrade => self.upgrade(params).0,

@@ -11,11 +11,11 @@ use headworks_core::elevator::ElevatorState;
 use headworks_core::{Control, DeviceId, ShardId};
 
 use super::tree::{Tree, device_name};
-use crate::keeper::Keeper;
-use crate::messages::ControlMessage;
-use crate::messages::command::{CommandResult, ShardCommand};
-use crate::messages::query::{ControlQuery, DeviceReport, QueryAnswer};
-use crate::shared::ServerShared;
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::messages::command::{CommandResult, ShardCommand};
+use crate::reactor::messages::query::{ControlQuery, DeviceReport, QueryAnswer};
+use crate::reactor::shared::ServerShared;
+use crate::successor::keeper::Keeper;
 use headworks_control::RpcFault;
 
 /// A running shard answers within one turn; without an answer it is stuck in a device or has no CPU.

@@ -10,8 +10,8 @@ use headworks_core::{DeviceId, ExportId, TenantId};
 use super::shards::ShardLink;
 use super::tree::{Tree, device_name};
 use super::why::{grouped, size};
-use crate::latency_target::{latency_target_word, least_target, shown_target};
-use crate::messages::query::ControlQuery;
+use crate::reactor::messages::query::ControlQuery;
+use crate::spec::latency_target::{latency_target_word, least_target, shown_target};
 use headworks_control::RpcFault;
 
 /// How long a change of a target waits for the first request that shows what its device can do.

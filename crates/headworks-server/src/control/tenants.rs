@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use headworks_core::TenantId;
 use headworks_core::options::TENANTS_MAX;
 
-use crate::assemble::TenantSpec;
-use crate::tenant::{TenantName, TenantOptions, no_tenant};
+use crate::exports::assemble::TenantSpec;
+use crate::spec::tenant::{TenantName, TenantOptions, no_tenant};
 use headworks_control::RpcFault;
 
 /// A tenant in use.
@@ -102,7 +102,7 @@ impl Tenants {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::assemble::ExportSource;
+    use crate::exports::assemble::ExportSource;
 
     #[test]
     fn number_of_a_removed_tenant_is_given_again_last() {

@@ -18,15 +18,15 @@ use super::service::{ControlService, log_level};
 use super::shards::{Deadlines, ShardLink};
 use super::tree::Tree;
 use super::tree::tests::tree;
-use crate::assemble::Assembly;
-use crate::assemble::ExportSpec;
-use crate::log_level::LogLevel;
-use crate::messages::ControlMessage;
-use crate::messages::query::{
+use crate::exports::assemble::Assembly;
+use crate::exports::assemble::ExportSpec;
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::messages::query::{
     ControlQuery, DeviceReport, FailedRange, LatencyPart, SlowReport, VolumeReport,
 };
-use crate::shared::ServerShared;
+use crate::reactor::shared::ServerShared;
 use crate::spec::Spec;
+use crate::spec::log_level::LogLevel;
 use headworks_control::{RpcFault, RpcResult};
 
 mod recorded;
@@ -118,7 +118,7 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 answer.send(()).unwrap();
             }
             (_, ControlQuery::SetLimits { target, limits, answer }) => {
-                let words: Vec<String> = crate::limit_words::limit_words(&limits)
+                let words: Vec<String> = crate::spec::limit_words::limit_words(&limits)
                     .map(|(key, word)| format!("{key}={word}"))
                     .collect();
                 told.push(format!("{target:?} {}", words.join(",")));

@@ -23,13 +23,13 @@ use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, TenantId, VolumeId, WriteMode};
 
-use crate::assemble::{AbsentExport, shown_name};
-use crate::did_you_mean::distance;
-use crate::export_range::ExportRange;
-use crate::limit_words::LIMIT_KEYS;
-use crate::option_table::OptionTable;
+use crate::exports::assemble::{AbsentExport, shown_name};
+use crate::exports::export_range::ExportRange;
+use crate::spec::did_you_mean::distance;
+use crate::spec::limit_words::LIMIT_KEYS;
+use crate::spec::option_table::OptionTable;
+use crate::spec::tenant::{TenantName, TenantOption};
 use crate::spec::{ExportOption, ModelLink, RemoteLink};
-use crate::tenant::{TenantName, TenantOption};
 use headworks_control::RpcFault;
 use headworks_core::limits::LimitTarget;
 
@@ -423,7 +423,7 @@ pub fn is_within(name: &str, path: &str) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Two devices; `db` and `logs` on the first, the export without a name on the second.

@@ -18,7 +18,7 @@
 use headworks_core::{DeviceState, Op, WaitKind};
 
 use super::why::{Slowness, WhySnapshot};
-use crate::latency::slow::SlowRequest;
+use crate::observe::latency::slow::SlowRequest;
 
 /// Requests shorter than this are not slow, whatever the device takes: 1 ms.
 pub(super) const SLOW_NS: u64 = 1_000_000;
@@ -117,7 +117,7 @@ pub(super) fn may_be_slow(slowest: &[SlowRequest]) -> bool {
 mod tests {
     use super::super::why::{LongestLimit, PlaceWait, why};
     use super::*;
-    use crate::latency::slow::SlowFilter;
+    use crate::observe::latency::slow::SlowFilter;
     use headworks_control::answers;
     use headworks_core::stats::{DepthStats, QueueStats, QueueWaits, bucket_of};
     use headworks_core::{Instant, QueueOptions, WaitTimes};

@@ -17,10 +17,10 @@ use super::latency::micros;
 use super::report;
 use super::targets::{HeldByTarget, OwnTarget};
 use super::verdict::{MORE_THAN_ONE, Verdict, beyond, may_be_slow, threshold_ns};
-use crate::latency::errors::{ErrorCounts, errno_name};
-use crate::latency::request_name;
-use crate::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
-use crate::messages::query::BufferUser;
+use crate::observe::latency::errors::{ErrorCounts, errno_name};
+use crate::observe::latency::request_name;
+use crate::observe::latency::slow::{SECONDS, SlowFilter, SlowRequest, considered};
+use crate::reactor::messages::query::BufferUser;
 
 /// Requests that are listed one by one.
 const WORST: usize = 5;

@@ -10,6 +10,8 @@
 //! mode through a descriptor of the socket's own file, and only then its name. All unix sockets of the server pass [`bind_unix`].
 
 pub(crate) mod inherited;
+pub(crate) mod listener_set;
+pub(crate) mod opened_listeners;
 
 use std::fs;
 use std::io;
@@ -25,8 +27,8 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use headworks_core::ConfigError;
 
-use super::listen::inherited::{BoundSocket, InheritedAddress, InheritedSocket};
-use crate::handover::{HandedListener, ListenerRole};
+use crate::listen::inherited::{BoundSocket, InheritedAddress, InheritedSocket};
+use crate::successor::handover::{HandedListener, ListenerRole};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Longest path of a unix socket: `sun_path` without its NUL.

@@ -13,10 +13,10 @@ use headworks_images::PowercutDevice;
 
 use super::door::attached;
 use super::{Reactor, ReactorParts};
-use crate::assemble::export_info::ServedExport;
-use crate::client::ShardClient;
-use crate::messages::ControlMessage;
-use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
+use crate::clients::client::ShardClient;
+use crate::exports::assemble::export_info::ServedExport;
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 
 impl Reactor {
     pub(super) fn on_command(

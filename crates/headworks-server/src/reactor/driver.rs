@@ -13,7 +13,7 @@ use headworks_core::cache::CacheContents;
 use headworks_core::{Change, ChangeError, DeviceId, ExportId, Input, Instant, Shard, VolumeId};
 
 use super::shard_io::ShardIo;
-use crate::recorder::Recorder;
+use crate::observe::recorder::Recorder;
 
 /// Rounds of a step. 8: a cached request that misses takes 4, and 8 MiB of zeroing in memory some 0.8 ms.
 const ROUNDS_MAX: usize = 8;
@@ -171,7 +171,7 @@ mod tests {
 
     use super::super::fairness_tests::cached_parts;
     use super::*;
-    use crate::connection_id::RESTORES;
+    use crate::clients::connection_id::RESTORES;
 
     #[test]
     fn long_discard_of_memory_lets_clients_in_between() {

@@ -8,8 +8,8 @@ use tracing::warn;
 
 use super::door::Door;
 use super::shard_io::ShardIo;
-use crate::latency::errors::{ErrorCounts, ErrorReply, errno_name};
-use crate::latency::request_name;
+use crate::observe::latency::errors::{ErrorCounts, ErrorReply, errno_name};
+use crate::observe::latency::request_name;
 
 /// Time between two lines of an export: ten seconds.
 const PAUSE_NS: u64 = 10_000_000_000;

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use headworks_core::{DeviceId, ExportId, Ioprio, ShardId, VolumeId};
 
-use crate::access::{AccessRules, Admission, ExportDirectory, RulesInForce, Sight};
-use crate::assemble::export_info::{ServedExport, UnavailableExport};
-use crate::assemble::shown_name;
-use crate::nbd::connection::ExportBinding;
-use crate::tenant::TenantName;
+use crate::clients::nbd::connection::ExportBinding;
+use crate::exports::access::{AccessRules, Admission, ExportDirectory, RulesInForce, Sight};
+use crate::exports::assemble::export_info::{ServedExport, UnavailableExport};
+use crate::exports::assemble::shown_name;
+use crate::spec::tenant::TenantName;
 use headworks::house::display_size;
 use headworks_nbd::ExportInfo;
 
@@ -290,7 +290,9 @@ fn resize(info: &mut ExportInfo, size: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::access::{AccessSpec, ClientOffer, ListenerKind, ListenerSpec, RuleListener};
+    use crate::exports::access::{
+        AccessSpec, ClientOffer, ListenerKind, ListenerSpec, RuleListener,
+    };
     use crate::listen::Address;
     use headworks_nbd::Offer;
     use headworks_nbd::tls::TlsOptions;

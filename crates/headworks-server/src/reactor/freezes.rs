@@ -16,7 +16,7 @@
 
 use headworks_core::{Instant, VolumeId};
 
-use crate::messages::query::Thawed;
+use crate::reactor::messages::query::Thawed;
 
 /// A volume that is frozen, or was.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ use headworks_core::{BioId, ExportId, Instant};
 
 use super::ReactorParts;
 use super::door::Door;
-use crate::messages::in_flight::{InFlightReport, Unanswered, WaitPlace};
+use crate::reactor::messages::in_flight::{InFlightReport, Unanswered, WaitPlace};
 
 /// Exports in one part: the shard looks through its tables for each.
 const EXPORTS_MAX: usize = 64;

@@ -10,12 +10,12 @@ use super::door::Door;
 use super::queries::TABLES_MAX;
 use super::shard_io::ShardIo;
 use crate::control::explain::CANDIDATES;
-use crate::latency::LatencyTable;
-use crate::latency::errors::ErrorCounts;
-use crate::latency::exports::ExportLatencies;
-use crate::latency::slow::{SlowFilter, SlowRequest, above_ns};
-use crate::latency::usage::UsageLog;
-use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
+use crate::observe::latency::LatencyTable;
+use crate::observe::latency::errors::ErrorCounts;
+use crate::observe::latency::exports::ExportLatencies;
+use crate::observe::latency::slow::{SlowFilter, SlowRequest, above_ns};
+use crate::observe::latency::usage::UsageLog;
+use crate::reactor::messages::query::{LatencyPart, LatencyReport, SlowReport};
 use headworks_front::hot_list::ConnectionState;
 
 /// Wait times of each export with clients on this shard, from `from` on: closed and open connections. One part

@@ -11,7 +11,7 @@ use tracing::{error, warn};
 use super::ReactorParts;
 use super::door::Door;
 use crate::listen::{ClientListener, DoorThread};
-use crate::messages::command::Released;
+use crate::reactor::messages::command::Released;
 use headworks::driver::{Engine, Interest};
 use headworks_nbd::tls::TlsAcceptor;
 

@@ -7,8 +7,8 @@ use tracing::{error, warn};
 use super::TICK_NS;
 use super::exports::ExportTable;
 use super::shard_io::ShardIo;
-use crate::messages::ControlMessage;
-use crate::shared::ServerShared;
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::shared::ServerShared;
 
 /// What of notices was not logged yet.
 #[derive(Debug)]

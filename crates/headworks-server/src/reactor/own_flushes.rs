@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 
 use headworks_core::{Bio, BioFlags, BioId, Input, Op, Status, VolumeId};
 
-use crate::connection_id::OWN_FLUSHES;
+use crate::clients::connection_id::OWN_FLUSHES;
 
 /// Sequence numbers, waiters and retries of a shard's own flushes.
 #[derive(Default)]

@@ -24,8 +24,10 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use headworks_core::{Control, Input, Instant, Status, VolumeId};
 
 use super::Reactor;
-use crate::handover::ToldExport;
-use crate::messages::hand_over::{AdoptOrder, AdoptedClient, PauseOrder, PauseWay, PausedShard};
+use crate::reactor::messages::hand_over::{
+    AdoptOrder, AdoptedClient, PauseOrder, PauseWay, PausedShard,
+};
+use crate::successor::handover::ToldExport;
 
 /// A shard's own state of a pause.
 pub(super) struct Pause {

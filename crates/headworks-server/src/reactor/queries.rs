@@ -8,10 +8,10 @@
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
 use super::{Reactor, in_flight, latency, targets};
-use crate::client::ShardClient;
-use crate::latency::usage::VolumeUse;
-use crate::messages::in_flight::{Unanswered, WaitPlace};
-use crate::messages::query::{
+use crate::clients::client::ShardClient;
+use crate::observe::latency::usage::VolumeUse;
+use crate::reactor::messages::in_flight::{Unanswered, WaitPlace};
+use crate::reactor::messages::query::{
     CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, QueryAnswer,
     VolumeReport,
 };

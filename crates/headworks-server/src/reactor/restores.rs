@@ -14,7 +14,7 @@ use headworks_core::{Bio, BioId, Input, IoError, Op, Status, VolumeId};
 
 use super::driver::ShardDriver;
 use super::shard_io::ShardIo;
-use crate::connection_id::RESTORES;
+use crate::clients::connection_id::RESTORES;
 
 /// Blocks in flight at once.
 const DEPTH: usize = 256;

@@ -13,11 +13,11 @@ use headworks_core::{
 };
 
 use super::foreign_spans::ForeignSpans;
-use crate::client::ShardClient;
-use crate::connection_id::{
+use crate::clients::client::ShardClient;
+use crate::clients::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, RESTORES, connection_id, is_of_shard, next_generation, slot_of,
 };
-use crate::latency::exports::ExportLatencies;
+use crate::observe::latency::exports::ExportLatencies;
 use headworks::driver::{ActionSink, Span};
 use headworks::house::{Consumer, Mapping, Pool, Populator, Producer};
 use headworks_core::limits::LimitTarget;

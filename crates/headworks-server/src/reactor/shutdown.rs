@@ -25,12 +25,12 @@ use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
 use super::{Reactor, ReactorParts};
-use crate::shared::VolumeStop;
+use crate::reactor::shared::VolumeStop;
 
 /// Limit for sending the last replies at shutdown.
 const DRAIN_NS: u64 = 5_000_000_000;
 
-/// Phases of a shard's shutdown, in order; each of its volumes has phases of its own ([`crate::shared::VolumeStop`]).
+/// Phases of a shard's shutdown, in order; each of its volumes has phases of its own ([`crate::reactor::shared::VolumeStop`]).
 ///
 /// ```text
 /// Running --stop--> Stopping --every volume closed, every connection gone--> Waiting --every shard waits--> ended

@@ -10,8 +10,8 @@ use headworks_core::{DeviceId, ExportId, Instant, Shard, TenantId};
 use tracing::warn;
 
 use super::exports::ExportTable;
-use crate::latency_target::{latency_target_word, least_target};
-use crate::messages::query::TargetReport;
+use crate::reactor::messages::query::TargetReport;
+use crate::spec::latency_target::{latency_target_word, least_target};
 
 /// Most targets that are remembered as logged; beyond that the log says no more.
 const TOLD_MAX: usize = 64;

@@ -12,8 +12,8 @@ use headworks_testing::{TempDir, TempFile};
 use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::Assembly;
-use crate::metrics::page::metrics_page;
+use crate::exports::assemble::Assembly;
+use crate::observe::metrics::page::metrics_page;
 use crate::options::{CacheFile, ProcessContext};
 use crate::{Address, Server, ServerOptions};
 

@@ -9,10 +9,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::change_tests::{end, options, spec};
-use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
-use crate::leftovers::Leftovers;
+use crate::change::reload_request::{ReloadHook, ReloadOutcome};
+use crate::exports::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
 use crate::options::MissingImage;
-use crate::reload_request::{ReloadHook, ReloadOutcome};
+use crate::successor::leftovers::Leftovers;
 use crate::{
     AccessSpec, Address, ListenerKind, ListenerSpec, LogLevel, ProcessContext, Server,
     ServerOptions, TenantName,

@@ -8,15 +8,15 @@ use headworks_core::writeback::DirtyTunable;
 use headworks_core::{ShardId, Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
-use crate::assemble::image::{OpenedImage, Opening};
-use crate::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
-use crate::control::changes;
-use crate::control::{ReloadReport, RetuneReport, TenantReport};
-use crate::leftovers::Leftovers;
-use crate::loaded::{ConfiguredTunables, LoadedConfiguration};
-use crate::messages::ControlMessage;
-use crate::messages::query::ControlQuery;
+use crate::change;
+use crate::change::configured::{ConfiguredTunables, LoadedConfiguration};
+use crate::change::{ReloadReport, RetuneReport, TenantReport};
+use crate::exports::assemble::image::{OpenedImage, Opening};
+use crate::exports::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
 use crate::options::MissingImage;
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::messages::query::ControlQuery;
+use crate::successor::leftovers::Leftovers;
 use crate::{ProcessContext, Server, ServerOptions};
 use headworks::EngineChoice;
 use headworks_testing::{TempDir, TempFile};
@@ -233,7 +233,7 @@ fn export_named_default_excludes_unnamed_one() {
     let server = server(&["a=null:size=1M"], &options(1));
     let add = |name: &str| {
         let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
-        changes::add::add(server.service.changes(), spec)
+        change::add::add(server.service.changes(), spec)
             .map(drop)
             .map_err(|fault| fault.message().to_owned())
     };
@@ -513,7 +513,7 @@ fn remote_that_is_being_added_delays_no_other_change() {
         let refused = call(&server, "add", json!({ "spec": twin })).unwrap_err();
         assert!(refused.contains("is being opened for export slow"), "{refused}");
         let refused =
-            changes::hand_over::volumes_to_hand_over(server.service.changes()).err().unwrap();
+            change::hand_over::volumes_to_hand_over(server.service.changes()).err().unwrap();
         assert!(refused.contains("slow is being added"), "{refused}");
         assert!(!add.is_finished(), "the changes did not wait for the addition");
         connection.shutdown(std::net::Shutdown::Both).unwrap();

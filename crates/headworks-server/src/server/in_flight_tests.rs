@@ -9,8 +9,8 @@ use headworks_nbd::wire::{Command, CommandFlags};
 use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::{Assembly, ExportSource, TenantSpec};
-use crate::metrics::page::metrics_page;
+use crate::exports::assemble::{Assembly, ExportSource, TenantSpec};
+use crate::observe::metrics::page::metrics_page;
 use crate::{Address, Server, ServerOptions};
 use headworks_testing::TempDir;
 

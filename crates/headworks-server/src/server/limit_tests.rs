@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::{Assembly, ExportSource, TenantSpec};
+use crate::exports::assemble::{Assembly, ExportSource, TenantSpec};
 use crate::{Server, ServerOptions};
 
 #[test]

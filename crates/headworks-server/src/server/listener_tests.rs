@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
-use crate::control::AccessReport;
+use crate::change::AccessReport;
+use crate::exports::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
 use crate::{
     AccessSpec, Address, ClientLimits, ListenerKind, ListenerSpec, Server, ServerOptions,
     TenantName,

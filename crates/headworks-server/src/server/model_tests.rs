@@ -5,8 +5,8 @@ use headworks_nbd::wire::CommandFlags;
 use serde_json::json;
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::Assembly;
-use crate::metrics::page::metrics_page;
+use crate::exports::assemble::Assembly;
+use crate::observe::metrics::page::metrics_page;
 use crate::{Address, Server, ServerOptions};
 use headworks_testing::TempDir;
 

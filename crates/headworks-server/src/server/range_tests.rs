@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};
 use super::rings_tests::{Folder, content, driver, each_block, nbd, one, wait_for};
-use crate::assemble::Assembly;
+use crate::exports::assemble::Assembly;
 use crate::options::MissingImage;
 use crate::{Address, Server, ServerOptions};
 

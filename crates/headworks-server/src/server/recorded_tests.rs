@@ -17,11 +17,11 @@ use headworks_testing::{TempDir, TempFile};
 use serde_json::{Value, json};
 
 use super::change_tests::{call, options, spec};
-use crate::assemble::Assembly;
-use crate::metrics::page::metrics_page;
-use crate::recorded_requests::{RecordedRequests, recorded_requests};
-use crate::recorder::replay_recording;
-use crate::status_page::StatusPage;
+use crate::exports::assemble::Assembly;
+use crate::observe::metrics::page::metrics_page;
+use crate::observe::recorded_requests::{RecordedRequests, recorded_requests};
+use crate::observe::recorder::replay_recording;
+use crate::observe::status_page::StatusPage;
 use crate::{Address, Server, ServerOptions};
 
 const EXPORTS: [&str; 2] = ["plain", "failing"];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::{Assembly, ExportSpec};
+use crate::exports::assemble::{Assembly, ExportSpec};
 use crate::{AccessSpec, Address, ListenerKind, ListenerSpec, Server, ServerOptions};
 use headworks_nbd::client::{Client, ClientOptions, Uri};
 use headworks_nbd::tls::TlsOptions;

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::change_tests::{call, end, options, spec};
 use crate::Server;
-use crate::assemble::{Assembly, ExportSpec};
-use crate::status_page::StatusPage;
+use crate::exports::assemble::{Assembly, ExportSpec};
+use crate::observe::status_page::StatusPage;
 
 const SECOND: Duration = Duration::from_secs(1);
 

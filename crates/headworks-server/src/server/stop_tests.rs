@@ -7,8 +7,8 @@ use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::wire::CommandFlags;
 use headworks_testing::{TempDir, TempFile};
 
-use crate::marker::Marker;
-use crate::shared::VolumeStop;
+use crate::reactor::shared::VolumeStop;
+use crate::successor::marker::Marker;
 use crate::{Address, Assembly, ExportSpec, Server, ServerOptions};
 
 const SIZE: usize = 1 << 20;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::change_tests::{call, end, options, spec};
-use crate::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
+use crate::exports::assemble::{Assembly, ExportSource, ExportSpec, TenantSpec};
 use crate::{Server, ServerOptions};
 
 fn tenant(text: &str) -> TenantSpec {
@@ -102,7 +102,8 @@ fn thousand_tenants_ask_shards_no_more_than_one() {
         assert!(work(&|| get().as_object().unwrap().len()) >= 6 * count);
         work(&|| call(&server, "diff", json!({})).map_or(0, |_| 1));
         work(&|| {
-            let page = crate::metrics::page::metrics_page(queries, &server.service.tree()).unwrap();
+            let page = crate::observe::metrics::page::metrics_page(queries, &server.service.tree())
+                .unwrap();
             let name = "headworks_tenant_dirty_bytes{";
             let rows = page.lines().filter(|line| line.starts_with(name)).count();
             assert_eq!(rows, count.min(32), "one for each tenant with exports");

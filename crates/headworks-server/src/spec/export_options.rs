@@ -13,12 +13,12 @@ use serde_json::Value;
 
 use super::keys::split_value;
 use super::split_type;
-use crate::cache_part::{PARTS, dirty_blocks, parse_part, part_value};
-use crate::latency_target::{TARGETS, parse_latency_target, target_in_force, target_value};
-use crate::option_table::{OptionTable, choice, options};
-use crate::partition_table::PARTITIONS_MAX;
-use crate::tenant::{TenantName, TenantOptions};
-use crate::units::{CLASSES, WEIGHTS, parse_ioprio, parse_size, parse_switch, parse_weight};
+use crate::exports::partition_table::PARTITIONS_MAX;
+use crate::spec::cache_part::{PARTS, dirty_blocks, parse_part, part_value};
+use crate::spec::latency_target::{TARGETS, parse_latency_target, target_in_force, target_value};
+use crate::spec::option_table::{OptionTable, choice, options};
+use crate::spec::tenant::{TenantName, TenantOptions};
+use crate::spec::units::{CLASSES, WEIGHTS, parse_ioprio, parse_size, parse_switch, parse_weight};
 
 options! {
     /// An option of an export.

@@ -6,7 +6,7 @@
 use headworks_core::ConfigError;
 
 use super::export_options::ExportOption;
-use crate::option_table::OptionTable;
+use crate::spec::option_table::OptionTable;
 
 /// Whether a key belongs to the export, limits included.
 pub fn is_of_export(key: &str) -> bool {

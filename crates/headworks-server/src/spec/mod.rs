@@ -18,16 +18,25 @@
 //! (see `export_options`). A comma in a value is doubled. A path with a colon may need `./` before it. Errors name the key and list what
 //! would be right.
 
+pub(crate) mod cache_part;
+pub(crate) mod did_you_mean;
 mod export_options;
 mod image;
 mod keys;
+pub(crate) mod latency_target;
 mod layers;
+pub(crate) mod limit_words;
+pub(crate) mod log_level;
 mod model;
+pub(crate) mod name_pattern;
 mod nbd;
+pub(crate) mod option_table;
 mod overlay;
 mod powercut;
 mod rbd;
 mod remote_base;
+pub(crate) mod tenant;
+pub(crate) mod units;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -47,7 +56,7 @@ pub use self::powercut::Powercut;
 pub use self::rbd::Rbd;
 pub(crate) use self::remote_base::base_device;
 pub use self::remote_base::{BASES, is_remote_base};
-use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
+use crate::spec::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::{Device, Direct, FileOptions, FilterDevice};
 use headworks_images::formats::{ImageFormat, ImageOptions};
 use headworks_images::{

@@ -28,9 +28,9 @@ use toml::de::DeTable;
 use super::keys::{Keys, list, split_value};
 use super::{Wrapper, parse_count};
 use crate::config::{Reader, entries};
-use crate::did_you_mean::nearest_name;
-use crate::limit_words::time_word;
-use crate::units::{parse_size, parse_switch, parse_time};
+use crate::spec::did_you_mean::nearest_name;
+use crate::spec::limit_words::time_word;
+use crate::spec::units::{parse_size, parse_switch, parse_time};
 
 /// Keys of the type: those of all models, since a disk is known only when the values are read.
 pub(super) static KEYS: LazyLock<Vec<&str>> = LazyLock::new(|| {

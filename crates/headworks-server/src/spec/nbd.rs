@@ -15,7 +15,7 @@ use headworks_nbd::device::{
 
 use super::BaseDevice;
 use super::keys::Keys;
-use crate::units::{parse_size, parse_switch, parse_time};
+use crate::spec::units::{parse_size, parse_switch, parse_time};
 
 /// Keys of the device, in the order in which they are listed.
 pub const KEYS: [&str; 8] = [

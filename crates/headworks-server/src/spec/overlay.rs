@@ -8,7 +8,7 @@ use headworks_images::{NewBase, NewOverlay, OverlayOptions, REMOTE_BASE};
 
 use super::keys::Keys;
 use super::{BASES, BaseDevice, is_remote_base, parse_direct};
-use crate::units::{parse_size, parse_switch};
+use crate::spec::units::{parse_size, parse_switch};
 
 /// Keys of the type.
 pub(super) const KEYS: [&str; 6] = ["path", "backing", "base", "size", "direct", "read-only"];

@@ -13,7 +13,7 @@ use headworks_images::{
 
 use super::keys::Keys;
 use super::{Wrapper, parse_count};
-use crate::units::{parse_probability, parse_size};
+use crate::spec::units::{parse_probability, parse_size};
 
 /// Keys of the type.
 pub(super) const KEYS: [&str; 9] =

@@ -8,7 +8,7 @@ use headworks_rbd::{ImageName, RbdOptions};
 
 use super::BaseDevice;
 use super::keys::Keys;
-use crate::units::parse_switch;
+use crate::spec::units::parse_switch;
 
 /// Keys of the type.
 pub(super) const KEYS: [&str; 5] = ["image", "conf", "user", "takeover", "read-only"];

@@ -20,7 +20,7 @@ use headworks_images::{
 use headworks_rbd::{Access, OpenRbd};
 
 use super::{BaseDevice, Rbd, Remote, Spec};
-use crate::device_reader::DeviceReader;
+use crate::exports::device_reader::DeviceReader;
 
 /// What opens the bases of overlays that are no raw files: images of formats, and remotes.
 pub const BASES: BaseFormats = BaseFormats::new(&Bases);

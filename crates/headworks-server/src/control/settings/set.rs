@@ -15,14 +15,14 @@ use headworks_core::{DeviceId, ExportId, Ioprio, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::{LIMITS, LimitFault, Settings, fixed};
-use crate::cache_part::check_minimums;
 use crate::control::tree::{ExportNode, Leaf, Tree, lock, with_hyphens};
-use crate::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
-use crate::name_pattern::{fits, is_pattern};
-use crate::option_table::OptionTable;
+use crate::spec::cache_part::check_minimums;
+use crate::spec::limit_words::{cgroup_max, limit_word, set_cgroup_max, set_limit};
+use crate::spec::name_pattern::{fits, is_pattern};
+use crate::spec::option_table::OptionTable;
+use crate::spec::tenant::{NONE, TenantName, TenantOption, TenantOptions};
+use crate::spec::units::{CLASSES, parse_ioprio};
 use crate::spec::{ExportOption, ExportOptions};
-use crate::tenant::{NONE, TenantName, TenantOption, TenantOptions};
-use crate::units::{CLASSES, parse_ioprio};
 use headworks_control::methods::Values;
 use headworks_control::{RpcFault, RpcResult};
 use headworks_core::limits::LimitTarget;
@@ -390,7 +390,7 @@ fn parse(path: &str, leaf: Leaf, value: &str) -> Result<OneValue, RpcFault> {
         }
         Leaf::Dirty(tunable) => {
             let parsed = match tunable.is_bytes() {
-                true => crate::units::parse_size(value),
+                true => crate::spec::units::parse_size(value),
                 false => tunable.parse(value).map_err(|error| error.message.to_string()),
             };
             let parsed = parsed.map_err(|message| invalid(message).accepts(tunable.accepted()))?;

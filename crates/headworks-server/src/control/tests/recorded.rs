@@ -21,11 +21,11 @@ use headworks_core::{
     WaitKind, WaitTimes,
 };
 
-use crate::latency::LatencyTable;
-use crate::latency::errors::ErrorCounts;
-use crate::latency::slow::{SlowRequest, SlowRing, above_ns};
-use crate::latency::usage::UsageLog;
-use crate::messages::query::{ControlQuery, DeviceReport, SlowReport};
+use crate::observe::latency::LatencyTable;
+use crate::observe::latency::errors::ErrorCounts;
+use crate::observe::latency::slow::{SlowRequest, SlowRing, above_ns};
+use crate::observe::latency::usage::UsageLog;
+use crate::reactor::messages::query::{ControlQuery, DeviceReport, SlowReport};
 
 pub const MS: u64 = 1_000_000;
 pub const US: u64 = 1_000;

@@ -16,8 +16,8 @@ use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
 use crate::control::tree::Tree;
 use crate::control::tree::tests::tree;
-use crate::messages::ControlMessage;
-use crate::shared::ServerShared;
+use crate::reactor::messages::ControlMessage;
+use crate::reactor::shared::ServerShared;
 use crate::spec::RemoteLink;
 
 /// A shard with a recording, or one without clients.

@@ -10,8 +10,8 @@ use headworks_core::{ExportId, Instant, VolumeId};
 
 use super::super::ReactorParts;
 use super::{Door, TOO_MANY};
-use crate::client::ShardClient;
-use crate::connection_id::slot_of;
+use crate::clients::client::ShardClient;
+use crate::clients::connection_id::slot_of;
 use headworks_vhost::Order;
 
 /// Takes in a client; returns its id, or why it is not served.

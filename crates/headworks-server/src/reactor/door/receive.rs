@@ -6,8 +6,8 @@ use headworks_core::Instant;
 
 use super::super::ReactorParts;
 use super::{Door, SCRATCH};
-use crate::client::ShardClient;
-use crate::nbd::connection::{ReceiveOutcome, Shares, TurnShare};
+use crate::clients::client::ShardClient;
+use crate::clients::nbd::connection::{ReceiveOutcome, Shares, TurnShare};
 use headworks_front::WaitsFor;
 use headworks_front::memory::WINDOW_MAX;
 use headworks_front::turn::TurnBytes;

@@ -21,7 +21,7 @@ use headworks_core::{ExportId, Instant};
 
 use super::super::ReactorParts;
 use super::Door;
-use crate::messages::query::{BufferStats, BufferUser};
+use crate::reactor::messages::query::{BufferStats, BufferUser};
 use headworks_front::WaitsFor;
 use headworks_front::memory::{Supply, Wanted};
 use headworks_front::outgoing::TAKEN_WITHIN_NS;

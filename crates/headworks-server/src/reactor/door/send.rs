@@ -6,7 +6,7 @@ use tracing::{debug, warn};
 use super::super::ReactorParts;
 use super::super::shard_io::SMALL_REPLIES;
 use super::Door;
-use crate::nbd::connection::ConnectionEnd;
+use crate::clients::nbd::connection::ConnectionEnd;
 use headworks_front::WaitsFor;
 use headworks_front::outgoing::SendOutcome;
 

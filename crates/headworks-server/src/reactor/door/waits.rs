@@ -7,8 +7,8 @@ use tracing::{info, warn};
 
 use super::super::ReactorParts;
 use super::Door;
-use crate::messages::query::Thawed;
-use crate::nbd::connection::{ConnectionEnd, Shares, TurnShare};
+use crate::clients::nbd::connection::{ConnectionEnd, Shares, TurnShare};
+use crate::reactor::messages::query::Thawed;
 use headworks_front::WaitsFor;
 
 impl Door {
