@@ -39,7 +39,7 @@ pub(crate) struct HandedVolume {
     pub key: String,
     /// Whether no later image can have this key once the image is closed.
     pub is_known: bool,
-    /// The path beside which its mark lies ([`place_of_mark`](crate::successor::marker::place_of_mark)).
+    /// The path beside which its mark lies ([`place_of_mark`]).
     pub path: Option<PathBuf>,
     /// Size of the volume in bytes.
     pub size: u64,
