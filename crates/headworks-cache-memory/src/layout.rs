@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_core::VolumeId;
 
-use headworks::house::{Identity, Mapping, PAGE};
+use headworks::house::{Mapping, PAGE};
+use headworks_house::Identity;
 
 /// The first word of a file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"hwcache\n");

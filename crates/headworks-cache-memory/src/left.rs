@@ -15,7 +15,8 @@ use super::dirty_log::now;
 use super::layout::{
     MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
-use headworks::house::{Identity, Mapping, PAGE};
+use headworks::house::{Mapping, PAGE};
+use headworks_house::Identity;
 
 /// Most shards and rows that a file may claim to have: far more than any server has.
 const COUNT_MAX: u64 = 1 << 16;

@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering;
 
 use super::create::ShardGeometry;
 use super::layout::{shard, word};
-use headworks::house::{HUGE, Mapping, PAGE, Pool, page_size};
+use headworks::house::{HUGE, Mapping, PAGE, page_size};
+use headworks_house::Pool;
 
 /// A cache of at most so many bytes has all of its frames from the start.
 const WHOLE_MAX: usize = 16 << 20;

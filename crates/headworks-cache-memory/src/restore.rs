@@ -29,8 +29,9 @@ use std::path::{Path, PathBuf};
 use super::layout::VolumeRow;
 use super::left::{LeftBlock, LeftCache, LeftVolume};
 use headworks::OpenFile;
-use headworks::house::{Identity, ImageWriter, sync_directory};
+use headworks::house::sync_directory;
 use headworks_core::cache::folio::BLOCK;
+use headworks_house::{Identity, ImageHandles, ImageWriter};
 
 /// Time after the process's last sign of life in which its own writes may reach an image, if it had commands in flight: 2 s.
 const GRACE: u64 = 2_000_000_000;

@@ -12,6 +12,7 @@ use super::layout::{head, word};
 use super::*;
 use headworks::house::{ChangeLog, Mapping, memory_file};
 use headworks::{FileOptions, OpenFile};
+use headworks_house::ImageHandles;
 use headworks_testing::{TempFile, memory_directory};
 
 const BLOCK: usize = 4096;
@@ -312,7 +313,7 @@ fn image_with_the_inode_of_a_deleted_one_gets_nothing_of_it() {
         for _ in 0..20 {
             let (old, new) =
                 (TempFile::new("left-old"), TempFile::absent_in(&directory, "left-new"));
-            row.identity = headworks::house::Identity::of(old.path()).unwrap();
+            row.identity = headworks_house::Identity::of(old.path()).unwrap();
             drop(old);
             std::fs::write(new.path(), vec![2; 10 * BLOCK + 512]).unwrap();
             let image = open(new.path());
@@ -334,7 +335,7 @@ fn row_with_numbers_alone_is_believed_for_older_images_only() {
     let (left, image) = process.die();
     let row = left.volumes()[0].row.clone().unwrap();
     let numbers =
-        headworks::house::Identity::of_numbers(row.identity.filesystem, row.identity.inode);
+        headworks_house::Identity::of_numbers(row.identity.filesystem, row.identity.inode);
     let row = VolumeRow { identity: numbers, ..row };
     let verdict = |row: &VolumeRow, image: &Path| judged(&left, row, &open(image), true);
     assert_eq!(verdict(&row, image.path()), Verdict::Unchanged, "older than the memory");
@@ -346,13 +347,13 @@ fn row_with_numbers_alone_is_believed_for_older_images_only() {
     let younger = loop {
         let younger = TempFile::absent("left-younger");
         std::fs::write(younger.path(), vec![2; 10 * BLOCK + 512]).unwrap();
-        let identity = headworks::house::Identity::of(younger.path()).unwrap();
+        let identity = headworks_house::Identity::of(younger.path()).unwrap();
         if identity.birth() > left.birth() {
             break younger;
         }
     };
-    let found = headworks::house::Identity::of(younger.path()).unwrap();
-    let identity = headworks::house::Identity::of_numbers(found.filesystem, found.inode);
+    let found = headworks_house::Identity::of(younger.path()).unwrap();
+    let identity = headworks_house::Identity::of_numbers(found.filesystem, found.inode);
     let verdict = verdict(&VolumeRow { identity, ..row }, younger.path());
     assert!(matches!(verdict, Verdict::Unknown(_)), "{verdict:?}");
 }

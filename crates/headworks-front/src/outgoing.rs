@@ -28,8 +28,8 @@ use std::io;
 
 use crate::transport::Transport;
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
 use headworks_core::Instant;
+use headworks_house::{Buffer, Pool};
 
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;

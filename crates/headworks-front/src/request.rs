@@ -10,9 +10,9 @@
 //! A reason to wait is one value of [`WaitsFor`]; what a wait counts as in the latency tables is decided here, once for each.
 
 use headworks::driver::Span;
-use headworks::house::Buffer;
 use headworks_core::limits::LimitDirection;
 use headworks_core::{Instant, IoError, Op};
+use headworks_house::Buffer;
 use headworks_nbd::transmission::Request;
 
 use crate::front_waits::FrontWaits;

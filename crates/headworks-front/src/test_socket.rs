@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use headworks::driver::Span;
-use headworks::house::Pool;
+use headworks_house::Pool;
 
 use crate::transport::Transport;
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use headworks::driver::Span;
-use headworks::house::Pool;
+use headworks_house::Pool;
 
 use crate::outgoing::SendOutcome;
 

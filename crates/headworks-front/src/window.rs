@@ -6,7 +6,7 @@
 
 use headworks_core::{Instant, Op, WaitTimes};
 
-use headworks::house::Buffer;
+use headworks_house::Buffer;
 
 /// A request between its header and the last byte of its reply.
 #[derive(Debug)]

@@ -13,8 +13,8 @@
 use std::io;
 
 use headworks::driver::Span;
-use headworks::house::Pool;
 use headworks_core::Instant;
+use headworks_house::Pool;
 
 use crate::outgoing::{Outgoing, SendOutcome};
 use crate::transport::Transport;

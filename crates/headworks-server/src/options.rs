@@ -22,8 +22,8 @@ use crate::server::memory::AutoCache;
 use crate::successor::leftovers::Leftovers;
 use crate::{Address, InheritedSocket, LogLevel, Takeover, UpgradeHook};
 use headworks::EngineChoice;
-use headworks::house::Pool;
 use headworks::house::display_size;
+use headworks_house::Pool;
 use headworks_nbd::tls::TlsOptions;
 
 /// Bios in flight of one shard's own clients.

@@ -2,15 +2,11 @@
 
 #[cfg(loom)]
 pub use crate::combining::{Driving, DrivingRight, Leave, Take};
-pub use crate::device::{
-    FoundFile, Identity, ImageWriter, Loss, SizeWatch, WrittenRanges, execute, folder_of,
-    sync_directory,
-};
+pub use crate::device::{Loss, execute, folder_of, share_lock, size_of_file, sync_directory};
 #[cfg(loom)]
 pub use crate::engine::waker::WakeFlag;
 pub use crate::executor::{ChangeLog, fetch_ahead};
-pub use crate::memory::memory_file;
-pub use crate::memory::{Buffer, HUGE, Mapping, PAGE, Pool, Populator, page_size};
+pub use crate::memory::{HUGE, Mapping, PAGE, Populator, memory_file, page_size};
 #[cfg(loom)]
 pub use crate::owner_call::OwnerCall;
 pub use crate::ring::{Consumer, Producer, Sleeper, ring};

@@ -14,8 +14,8 @@
 mod hand_over;
 mod payload;
 
-use headworks::house::Pool;
 use headworks_core::limits::{LimitDirection, LimitedIo};
+use headworks_house::Pool;
 use headworks_nbd::transmission::RequestParser;
 
 use crate::memory::{MemoryLimits, Wanted, Wants};

@@ -2,8 +2,8 @@
 //! Where memory for it comes from, and when a part of it is given, is decided with the shares of the shard.
 
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
 use headworks_core::ExportId;
+use headworks_house::{Buffer, Pool};
 
 use super::Intake;
 use crate::memory::{KeptPayload, WINDOW_MAX, Wanted};

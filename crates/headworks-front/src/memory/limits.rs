@@ -14,7 +14,7 @@
 //! the last take by a connection that then holds more than `guaranteed` leaves `last` bytes free; later takes add at
 //! most `guaranteed` and one chunk for each connection, and `2 * guaranteed * connections <= last`.
 
-use headworks::house::{Buffer, Pool};
+use headworks_house::{Buffer, Pool};
 
 /// The last part of the pool is this fraction: an eighth.
 const LAST_PART: usize = 8;

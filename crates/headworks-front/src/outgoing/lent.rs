@@ -10,8 +10,8 @@
 //! always what the cache had when it answered, or, if it was dropped, what it has later; never a mixture within a block.
 
 use headworks::driver::Span;
-use headworks::house::Buffer;
 use headworks_core::Instant;
+use headworks_house::Buffer;
 
 use super::{Outgoing, Piece, is_old};
 
@@ -108,8 +108,9 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    use headworks::house::{Mapping, Pool};
+    use headworks::house::Mapping;
     use headworks_core::prng::Prng;
+    use headworks_house::Pool;
 
     use super::super::{SendOutcome, TAKEN_WITHIN_NS};
     use super::*;

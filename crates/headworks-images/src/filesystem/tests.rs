@@ -13,10 +13,10 @@ use super::{FilesystemDevice, Image};
 use crate::overlay::ids::PLACES_MAX;
 use crate::{NewOverlay, OpenOverlay, OverlayOptions, OverlaySnapshot};
 use headworks::driver::Span;
-use headworks::house::SizeWatch;
 use headworks::{
     Command, CommandBatch, Device, DeviceSetup, Direct, FileOptions, OpenFile, Owner, OwnerOptions,
 };
+use headworks_house::{ImageHandles, SizeWatch};
 use headworks_testing::{Bench, TempFile};
 
 const SIZE: usize = 1 << 20;

@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use headworks::house::Identity;
 use headworks::house::safe_open::open_image;
 use headworks::{Direct, FileOptions, OpenFile};
 use headworks_core::ConfigError;
+use headworks_house::{Identity, ImageHandles};
 use imago::file::File as Storage;
 use imago::format::gate::ImplicitOpenGate;
 use imago::qcow2::Qcow2;

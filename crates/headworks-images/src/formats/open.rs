@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use headworks::Direct;
-use headworks::house::{Identity, display_size};
+use headworks::house::display_size;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
+use headworks_house::{Identity, ImageHandles};
 use imago::file::File as Storage;
 use imago::{FormatAccess, Mapping};
 

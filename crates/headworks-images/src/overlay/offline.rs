@@ -33,8 +33,9 @@ use super::load::{FoundBits, next_data, read_bits, read_found, read_here};
 use super::new::{NewBase, NewOverlay, io_error, place_new_file, refuse};
 use super::open::{OpenBase, OpenOverlay, OverlayOptions, Way, read_head};
 use super::writer::{WrittenBits, store_pages};
-use headworks::house::{Mapping, WrittenRanges};
+use headworks::house::Mapping;
 use headworks::{Direct, FileOptions, OpenFile};
+use headworks_house::WrittenRanges;
 
 /// Bytes that are copied at a time.
 const CHUNK: usize = 1 << 20;

@@ -26,8 +26,9 @@ use super::new::{check_layers, io_error, modified, refuse};
 use super::writer::{WrittenBits, store_pages};
 use super::{HERE, ONLY, OverlayDevice, Parts};
 use headworks::Device;
-use headworks::house::{ImageWriter, Mapping, folder_of, safe_open};
+use headworks::house::{Mapping, folder_of, safe_open};
 use headworks::{Direct, FileDevice, FileOptions, OpenFile};
+use headworks_house::{ImageHandles, ImageWriter};
 
 /// What a user may say about an overlay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

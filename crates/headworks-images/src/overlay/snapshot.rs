@@ -26,8 +26,9 @@ use super::new::{NewOverlay, io_error, refuse};
 use super::open::read_head;
 use super::{HERE, ONLY, OverlayDevice, OverlayOptions, Parts};
 use headworks::NullDevice;
-use headworks::house::{Identity, SizeWatch, folder_of, sync_directory};
+use headworks::house::{folder_of, sync_directory};
 use headworks::{FileDevice, FileOptions, OpenFile};
+use headworks_house::{Identity, ImageHandles, SizeWatch};
 
 /// A snapshot in progress.
 #[derive(Debug)]

@@ -12,8 +12,9 @@ use super::OpenOverlay;
 use super::head::{BaseKind, Head};
 use super::new::refuse;
 use super::open::read_head;
+use headworks::house::folder_of;
 use headworks::house::safe_open::open_named;
-use headworks::house::{Identity, folder_of};
+use headworks_house::Identity;
 
 /// Most files of a directory that are looked at.
 const FILES_MAX: usize = 10_000;

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::bitmap::{LiveBits, PAGE_BLOCKS, PAGE_BYTES, page_offset};
 use super::head::BLOCK;
-use headworks::house::{Mapping, WrittenRanges};
+use headworks::house::Mapping;
+use headworks_house::WrittenRanges;
 
 /// Blocks that were written, and no bit on the disk says so yet.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use super::Blocks;
 use super::plan::{Plan, Step};
 use headworks::Command;
 use headworks::driver::Span;
-use headworks::house::Buffer;
+use headworks_house::Buffer;
 
 /// A command that is carried out by whole blocks.
 pub(super) struct Job {

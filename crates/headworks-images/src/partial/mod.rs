@@ -28,8 +28,8 @@ use std::collections::VecDeque;
 use headworks_core::{Completion, Instant, IoError, VolumeId};
 
 use headworks::driver::{DiskDone, Span};
-use headworks::house::{Buffer, Pool};
 use headworks::{Command, CommandBatch, Device, DeviceIo, Image, VolumeOptions};
+use headworks_house::{Buffer, Pool};
 use job::Job;
 use plan::Step;
 

@@ -17,8 +17,8 @@
 use std::time::Instant;
 
 use headworks::FileOptions;
-use headworks::house::Identity;
 use headworks_core::{VolumeConfig, VolumeId, WriteMode};
+use headworks_house::Identity;
 use headworks_images::formats::{ImageFormat, ImageOptions};
 use headworks_images::{OverlayBase, OverlayBaseKind, REMOTE_BASE};
 

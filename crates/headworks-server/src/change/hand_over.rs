@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use headworks::house::Identity;
 use headworks_core::VolumeId;
+use headworks_house::Identity;
 
 use super::LiveChanges;
 use crate::control::tree::{ExportNode, lock};

@@ -19,8 +19,9 @@ use crate::exports::assemble::{self, AbsentExport, ExportSource, ExportSpec};
 use crate::options::MissingImage;
 use crate::spec::ExportOption;
 use crate::spec::option_table::{Effect, OptionTable};
-use headworks::house::{Identity, display_size};
+use headworks::house::display_size;
 use headworks_control::{RpcFault, answers};
+use headworks_house::Identity;
 use serde_json::Value;
 
 /// Result of a reload.

@@ -18,9 +18,10 @@ use crate::control::tree::{ExportNode, lock};
 use crate::reactor::messages::command::ShardCommand;
 use crate::spec::BaseDevice;
 use crate::spec::units::parse_size;
-use headworks::house::{SizeWatch, display_size};
+use headworks::house::display_size;
 use headworks_control::param::Size;
 use headworks_control::{RpcFault, answers, methods};
+use headworks_house::SizeWatch;
 use std::fmt;
 
 /// The size that a client asks for.

@@ -28,12 +28,12 @@ use crate::exports::access::ListenerKind;
 use crate::observe::latency::LatencyTable;
 use crate::reactor::messages::in_flight::Unanswered;
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
 use headworks_front::WaitsFor;
 use headworks_front::intake::PayloadCounts;
 use headworks_front::memory::{KeptPayload, MemoryLimits, Wants};
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::window::CompletedRequest;
+use headworks_house::{Buffer, Pool};
 
 /// What a slot of a shard has.
 pub enum ShardClient {

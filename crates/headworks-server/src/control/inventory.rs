@@ -20,7 +20,7 @@ use super::exports::{ExportState, Exports};
 use crate::exports::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 use crate::exports::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
 use crate::spec::Spec;
-use headworks::house::Identity;
+use headworks_house::Identity;
 
 /// A device in use.
 #[derive(Clone, Debug)]

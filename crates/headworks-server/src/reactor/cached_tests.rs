@@ -6,8 +6,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use headworks::MemDevice;
-use headworks::house::Buffer;
 use headworks_core::prng::Prng;
+use headworks_house::Buffer;
 use headworks_nbd::tls::TlsMode;
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};

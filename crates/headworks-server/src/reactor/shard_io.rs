@@ -19,10 +19,11 @@ use crate::clients::connection_id::{
 };
 use crate::observe::latency::exports::ExportLatencies;
 use headworks::driver::{ActionSink, Span};
-use headworks::house::{Consumer, Mapping, Pool, Populator, Producer};
+use headworks::house::{Consumer, Mapping, Populator, Producer};
 use headworks_core::limits::LimitTarget;
 use headworks_front::lent_frames::LentFrames;
 use headworks_front::memory::MemoryLimits;
+use headworks_house::Pool;
 
 /// What one shard's thread tells another's.
 #[derive(Clone, Copy, Debug)]

@@ -31,9 +31,10 @@ use crate::spec::cache_part::{CachePart, set_parts};
 use headworks::Device;
 use headworks::driver::{Clock, Executor, Waker, open_engine};
 use headworks::house::{
-    Consumer, Mapping, Pool, Populator, Producer, Sleeper, display_size, pin_thread, ring,
+    Consumer, Mapping, Populator, Producer, Sleeper, display_size, pin_thread, ring,
 };
 use headworks_cache_memory::{DirtyLog, ShardMemory};
+use headworks_house::Pool;
 
 /// Ring entries beyond bios and their completions: tag messages of up to 64 devices.
 const RING_EXTRA: usize = 1024;

@@ -4,9 +4,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use headworks::Device;
-use headworks::house::Identity;
 use headworks_control::answers;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
+use headworks_house::Identity;
 use headworks_nbd::client::{Export, Uri};
 use headworks_nbd::device::{
     NbdDevice, RemoteOptions, RemoteReport, RemoteState, RemoteStatus, queue_options,

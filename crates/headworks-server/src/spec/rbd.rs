@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use headworks::house::Identity;
 use headworks_core::ConfigError;
+use headworks_house::Identity;
 use headworks_rbd::{ImageName, RbdOptions};
 
 use super::BaseDevice;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::house::Identity;
 use headworks_cache_memory::{CacheMemory, VolumeRow};
 use headworks_core::{VolumeId, VolumeOptions};
+use headworks_house::Identity;
 
 use crate::exports::assemble::image::VolumeOrigin;
 use crate::spec::Wrapper;

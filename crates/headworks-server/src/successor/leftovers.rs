@@ -25,12 +25,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use headworks::OpenFile;
-use headworks::house::{Identity, ImageWriter, display_size};
+use headworks::house::display_size;
 use headworks_cache_memory::{
     DeadServer, ImageState, LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image,
     write_recovery,
 };
 use headworks_core::{ConfigError, VolumeId};
+use headworks_house::{Identity, ImageHandles, ImageWriter};
 use headworks_nbd::client::Export;
 
 use crate::exports::export_range::ExportRange;
@@ -244,8 +245,9 @@ impl Leftovers {
     /// Takes in files with dirty data of an image whose lock is ours: their processes are ending, since one that serves has the lock of
     /// its images. A killed process may give up its locks one after the other, some milliseconds apart.
     fn await_ending(&self, path: &Path, image: &OpenFile) -> Result<(), ConfigError> {
+        let identity = image.identity();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(index) = held.iter().position(|file| file.has_data_of(image.identity())) {
+        while let Some(index) = held.iter().position(|file| file.has_data_of(identity)) {
             if !held[index].wait() {
                 let (name, path) = (&held[index].name, path.display());
                 let message = format!(
@@ -332,9 +334,9 @@ impl Leftovers {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         // Of earlier starts: those of this one are told when they are written.
         let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let notes = notes_of(image.identity(), &absolute);
-        let mut done = RestoredImage { notes, ..RestoredImage::default() };
         let (state, is_plain) = (ImageState::of(image), writer.is_plain());
+        let notes = notes_of(state.identity, &absolute);
+        let mut done = RestoredImage { notes, ..RestoredImage::default() };
         for file in files.iter_mut() {
             let dead = DeadServer::of(&file.cache);
             let verdict = |row: &VolumeRow| judge(&dead, row, &state, is_plain);
@@ -354,7 +356,7 @@ impl Leftovers {
                 match verdict(row) {
                     // An image that is nowhere to be seen may be served later.
                     Verdict::Other(why) => {
-                        if row.path == absolute || row.identity.has_numbers_of(&image.identity()) {
+                        if row.path == absolute || row.identity.has_numbers_of(&state.identity) {
                             file.strays.push((volume.volume, why));
                         }
                     }
@@ -366,7 +368,7 @@ impl Leftovers {
         }
         if done.covered {
             let mut covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
-            covered.push(image.identity());
+            covered.push(state.identity);
         }
         Ok(done)
     }

@@ -22,7 +22,8 @@
 use crate::spec::BaseDevice;
 use crate::successor::state_directory::{make_directory, own_directory};
 use headworks::house::safe_open::{open_own, read_own};
-use headworks::house::{Identity, sync_directory};
+use headworks::house::sync_directory;
+use headworks_house::Identity;
 use std::fs::{File, Metadata};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};

@@ -8,10 +8,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use headworks::house::display_size;
 use headworks::house::safe_open::open_own;
-use headworks::house::{Identity, display_size};
 use headworks_cache_memory::{CacheMemory, LeftCache, LeftVolume, copy_recovery, write_recovery};
 use headworks_core::VolumeId;
+use headworks_house::Identity;
 
 use crate::successor::state_directory::{ENTRIES_MAX, make_directory, own_directory};
 

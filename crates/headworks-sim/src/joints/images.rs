@@ -16,10 +16,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use headworks::house::Identity;
 use headworks_cache_memory::{DeadServer, ImageState, Verdict, VolumeRow, judge};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
+use headworks_house::Identity;
 
 use crate::check::violation;
 use crate::oracle::Violation;

@@ -22,8 +22,8 @@ mod null;
 mod safe;
 
 pub use file::{
-    Direct, FileDevice, FileOptions, FoundFile, Identity, ImageWriter, OpenFile, SizeWatch,
-    WrittenRanges, execute, folder_of, sync_directory,
+    Direct, FileDevice, FileOptions, OpenFile, execute, folder_of, share_lock, size_of_file,
+    sync_directory,
 };
 pub use filter::{Filter, FilterDevice};
 pub use mem::MemDevice;

@@ -12,6 +12,7 @@ use super::super::{
 use super::model::{SIZE, contents, create, file, open};
 use crate::{PartialDevice, WholeBlocks};
 use headworks::Direct;
+use headworks_house::ImageHandles;
 use headworks_testing::{Bench, TempFile};
 
 const NONE: BioFlags = BioFlags::NONE;

@@ -44,7 +44,6 @@ use crate::clients::whole::{Next, NoBlock, Source, WholeClient, take_block};
 use crate::exports::export_range::ExportRange;
 use crate::observe::latency::errors::ErrorReply;
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
 use headworks_front::WaitsFor;
 use headworks_front::intake::Intake;
 use headworks_front::window::{CompletedRequest, InFlight};
@@ -52,6 +51,7 @@ use headworks_fuse::{
     ASYNC_DIRECT_IO, Attributes, Channel, FileSystemSize, InitTerms, MAPS_UNCACHED, Operation,
     Received, Reply, Time, head_of_data, parse,
 };
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
 use headworks_nbd::{ExportInfo, TransmissionFlags};

@@ -14,10 +14,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
 use headworks::driver::Span;
-use headworks::house::Pool;
 use headworks_core::{Input, Instant, Op, ReplyStage};
 use headworks_front::memory::Memory;
 use headworks_front::memory::WINDOW_MAX;
+use headworks_house::Pool;
 use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
 use headworks_nbd::{Command, ExportInfo, Negotiated, TransmissionFlags};
 

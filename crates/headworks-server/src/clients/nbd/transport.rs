@@ -23,10 +23,10 @@ use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
 use headworks_front::memory::MemoryLimits;
 use headworks_front::outgoing::SendOutcome;
 use headworks_front::transport::KEPT_ALWAYS;
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::tls::pieces::Pieces;
 use headworks_nbd::tls::session::{RECORD_BYTES, RECORD_EXTRA, SEALED_RECORDS};
 use headworks_nbd::tls::{Session, TlsError};

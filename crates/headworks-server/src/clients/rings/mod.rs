@@ -31,9 +31,9 @@ use crate::clients::whole::{Next, NoBlock, REQUESTS_MIN, Source, WholeClient, ta
 use crate::exports::export_range::ExportRange;
 use crate::observe::latency::errors::ErrorReply;
 use headworks::driver::Span;
-use headworks::house::{Buffer, Pool};
 use headworks_front::intake::Intake;
 use headworks_front::window::{CompletedRequest, InFlight};
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};

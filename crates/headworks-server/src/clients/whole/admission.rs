@@ -21,10 +21,10 @@ use headworks_core::{Bio, BioFlags, BioId, Input, IoError, Op};
 use super::{Next, Source, WholeClient};
 use crate::clients::nbd::connection::admission::limit;
 use crate::clients::nbd::connection::{ConnectionEnd, ReceiveOutcome, Shares};
-use headworks::house::{Buffer, Pool};
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::intake::Intake;
 use headworks_front::{FrontRequest, Origin, WaitsFor};
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::CommandFlags;
 

@@ -21,11 +21,11 @@ use crate::clients::nbd::connection::{ConnectionLimits, ExportBinding, ReceiveOu
 use crate::observe::latency::LatencyTable;
 use crate::reactor::messages::in_flight::Unanswered;
 pub(crate) use admission::{NoBlock, take_block};
-use headworks::house::Buffer;
 use headworks_front::WaitsFor;
 use headworks_front::intake::Intake;
 use headworks_front::memory::{MemoryLimits, Wants};
 use headworks_front::window::CompletedRequest;
+use headworks_house::Buffer;
 use headworks_nbd::transmission::Request;
 use headworks_nbd::{ExportInfo, Negotiated};
 

@@ -9,7 +9,7 @@ use super::foreign;
 use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use crate::successor::leftovers::Leftovers;
 use headworks::FileOptions;
-use headworks::house::Identity;
+use headworks_house::Identity;
 use headworks_nbd::wire::STRING_BYTES_MAX;
 
 /// Most exports of a server.

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use headworks::house::Identity;
+use headworks_house::Identity;
 use headworks_images::formats::format_of;
 use headworks_images::is_overlay;
 

@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use headworks::house::Identity;
 use headworks_core::ConfigError;
+use headworks_house::Identity;
 
 use super::export_spec::ExportSpec;
 use super::image::{OpenedImage, Opening};

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::house::SizeWatch;
 use headworks_core::{ConfigError, VolumeId};
+use headworks_house::SizeWatch;
 
 /// What is known of an image, shared by its shard and the thread that looks.
 struct ImageFacts {

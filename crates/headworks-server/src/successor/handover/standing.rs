@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use headworks::house::Identity;
 use headworks_core::{ShardId, VolumeId};
+use headworks_house::Identity;
 use headworks_nbd::TransmissionFlags;
 use headworks_nbd::client::Export;
 use headworks_nbd::export::BlockSizes;

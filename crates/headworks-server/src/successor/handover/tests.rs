@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use headworks::house::Identity;
 use headworks::{EngineChoice, FileOptions, OpenFile};
 use headworks_core::ConfigError;
+use headworks_house::{Identity, ImageHandles};
 use headworks_nbd::client::{Client, ClientOptions};
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};

@@ -22,8 +22,6 @@
 
 mod call;
 mod directory;
-mod handles;
-mod identity;
 mod lock;
 mod open;
 mod probe;
@@ -39,10 +37,9 @@ use crate::memory::Span;
 
 pub use call::execute;
 pub use directory::{folder_of, sync_directory};
-pub use handles::{ImageWriter, SizeWatch, WrittenRanges};
-pub use identity::Identity;
+pub use lock::share as share_lock;
 use open::FileMode;
-pub use open::{Direct, FileOptions, FoundFile, OpenFile};
+pub use open::{Direct, FileOptions, OpenFile, size_of_file};
 
 /// Commands of several steps at once; one more is `Busy`. They are flushes and discards, of which few help.
 const STEPPED_MAX: usize = 64;

@@ -15,7 +15,7 @@
 //! with a tail shorter than the smallest block, or that is no image at all. An image made here is removed again on refusal.
 
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -25,8 +25,6 @@ use std::sync::Arc;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
 use super::directory::{folder_of, sync_directory};
-use super::handles::{ImageWriter, SizeWatch, size_of_file};
-use super::identity::Identity;
 use super::lock::{Lock, is_taken, lock_handed_over, lock_patiently};
 use super::probe;
 use crate::memory::memory_file;
@@ -96,18 +94,8 @@ pub struct OpenFile {
     created: bool,
     locked: bool,
     in_use: bool,
-    identity: Identity,
-    found: FoundFile,
+    metadata: Metadata,
     queue: QueueOptions,
-}
-
-/// What a file was when it had just been locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FoundFile {
-    /// Size of the file in bytes.
-    pub size: u64,
-    /// When its content or status was last changed, in nanoseconds of real time. Unlike the modification time it cannot be set.
-    pub changed: u64,
 }
 
 impl OpenFile {
@@ -184,13 +172,11 @@ impl OpenFile {
         }
         let size = check_size(path, size_of_file(&file).map_err(io)?, options)?;
         // Before the probes, which may change the file's times.
-        let found = FoundFile { size, changed: changed(&file.metadata().map_err(io)?) };
+        let metadata = file.metadata().map_err(io)?;
         let (mode, block_size) = reach(path, &file, size, options)?;
         if !size.is_multiple_of(u64::from(block_size)) {
             return Err(tail(path, size, block_size, mode));
         }
-        let metadata = file.metadata().map_err(io)?;
-        let identity = Identity::of_file(&file).map_err(io)?;
         let queue = probe::queue_options(path, &file, &metadata, size, mode, !try_holes);
         let file = Arc::new(file);
         Ok(Self {
@@ -202,8 +188,7 @@ impl OpenFile {
             created,
             locked,
             in_use,
-            identity,
-            found,
+            metadata,
             queue,
             file,
         })
@@ -250,7 +235,7 @@ impl OpenFile {
         let (file, mode) = match self.mode {
             FileMode::Direct => {
                 let file = open_image(path, File::options().read(true).write(!self.read_only))?;
-                if Identity::of_file(&file)? != self.identity {
+                if numbers(&file.metadata()?) != numbers(&self.metadata) {
                     return Err(io::Error::other("was replaced while it was opened"));
                 }
                 (Arc::new(file), FileMode::Buffered)
@@ -258,37 +243,19 @@ impl OpenFile {
             mode => (Arc::clone(&self.file), mode),
         };
         let lock = Arc::clone(&self.lock);
-        Ok(Self { file, lock, mode, ..*self })
+        Ok(Self { file, lock, mode, metadata: self.metadata.clone(), ..*self })
     }
 
-    /// Which file it is.
+    /// What the kernel told of the file when it had just been locked.
     #[must_use]
-    pub fn identity(&self) -> Identity {
-        self.identity
-    }
-
-    /// What the file was when it had just been locked.
-    #[must_use]
-    pub fn found(&self) -> FoundFile {
-        self.found
-    }
-
-    /// Whether the times of the file are set by this machine's clock when it is written, and not later or by a server.
-    #[must_use]
-    pub fn has_local_times(&self) -> bool {
-        probe::has_local_times(&self.file)
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
     }
 
     /// Returns true for a regular file, false for a block device.
     #[must_use]
     pub fn is_regular(&self) -> bool {
-        !self.identity.is_disk()
-    }
-
-    /// A handle to write the image before it is served. It keeps image and lock open.
-    #[must_use]
-    pub fn writer(&self) -> ImageWriter {
-        ImageWriter::new(Arc::clone(&self.file), self.found.size)
+        self.metadata.is_file()
     }
 
     /// Whether it was made by this.
@@ -328,10 +295,10 @@ impl OpenFile {
         self.size = size;
     }
 
-    /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
+    /// The open file that holds the image's lock: a process that gets a descriptor of it holds the lock, too.
     #[must_use]
-    pub fn size_watch(&self) -> SizeWatch {
-        SizeWatch::new(Arc::clone(&self.file), Arc::clone(&self.lock))
+    pub fn lock(&self) -> &Arc<File> {
+        &self.lock
     }
 
     /// The open file, for devices of other crates that push operations on its descriptor.
@@ -360,8 +327,17 @@ struct Facts {
     try_holes: bool,
 }
 
-fn changed(metadata: &Metadata) -> u64 {
-    (metadata.ctime() as u64).wrapping_mul(1_000_000_000).wrapping_add(metadata.ctime_nsec() as u64)
+/// What no two open images have both.
+fn numbers(metadata: &Metadata) -> (u64, u64) {
+    match metadata.file_type().is_block_device() {
+        true => (metadata.rdev(), 0),
+        false => (metadata.dev(), metadata.ino()),
+    }
+}
+
+/// `fstat` knows no size of a block device, the end of the file does; the file's own position is not used otherwise.
+pub fn size_of_file(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
 }
 
 /// Whether `path` is an image, or is to be made (false).
@@ -681,27 +657,12 @@ mod tests {
         let writer = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
         assert!(refusal(image.path(), FileOptions::default()).contains("in use"));
         assert!(refusal(image.path(), read_only).contains("that writes it"));
-        let watch = writer.size_watch();
+        let lock = Arc::clone(writer.lock());
         drop(writer);
         assert!(refusal(image.path(), read_only).contains("that writes it"));
-        drop(watch);
+        drop(lock);
         let _reader = OpenFile::open(image.path(), &read_only).unwrap();
         assert!(OpenFile::open(image.path(), &read_only).is_ok());
-    }
-
-    #[test]
-    fn size_watch_follows_image_when_it_shrinks_and_grows() {
-        let image = TempFile::new("watch");
-        std::fs::write(image.path(), [0; 8192]).unwrap();
-        let opened = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
-        let (watch, other) = (opened.size_watch(), File::options().write(true).open(image.path()));
-        let other = other.unwrap();
-        for size in [4096, 1 << 20] {
-            other.set_len(size).unwrap();
-            assert_eq!(watch.current_size().unwrap(), size);
-            assert_eq!(opened.current_size().unwrap(), size);
-        }
-        assert_eq!(opened.volume_options().size, 8192);
     }
 
     #[test]

@@ -29,19 +29,6 @@ pub fn is_memory_filesystem(file: &File) -> bool {
     !failed && !is_block && (kind == libc::TMPFS_MAGIC as u64 || kind == RAMFS_MAGIC)
 }
 
-/// Filesystems that set the times of files by this machine's clock, when the system call is made.
-const LOCAL_TIMES: [u64; 7] =
-    [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994, 0x794c_7630, 0x8584_58f6];
-
-/// Whether the times of a file are set by this machine's clock when it is written, and not later or by a server.
-pub fn has_local_times(file: &File) -> bool {
-    // SAFETY: a struct of integers, for which zeros are a value.
-    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `facts` lives through the call, which fills it.
-    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &mut facts) } != 0;
-    !failed && LOCAL_TIMES.contains(&(facts.f_type as u64 & 0xffff_ffff))
-}
-
 /// The logical block size of a block device; `None` for a file.
 pub fn logical_block_size(file: &File) -> Option<u32> {
     let mut bytes: libc::c_int = 0;

@@ -20,10 +20,10 @@ use headworks_core::{IoError, Op};
 
 use super::bounds::{has_byte_room, has_window_room};
 use super::{Connection, Intake, LARGE_PAYLOAD, Shares, Wire, payload, replies, reread};
-use headworks::house::{Buffer, Pool};
 use headworks_core::limits::LimitGate;
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::{FrontRequest, Origin, WaitsFor};
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::transmission::Request;
 
 /// The memory of a request.

@@ -2,8 +2,8 @@
 
 use std::os::unix::net::UnixStream;
 
-use headworks::house::Pool;
 use headworks_core::{Input, Instant};
+use headworks_house::Pool;
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::{

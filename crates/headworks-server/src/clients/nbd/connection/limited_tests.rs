@@ -118,7 +118,7 @@ impl LimitedRig {
 }
 
 /// A rig whose pool is used up, with a parked read and a part of a write behind it.
-fn rig_with_half_a_payload() -> (LimitedRig, [headworks::house::Buffer; 2]) {
+fn rig_with_half_a_payload() -> (LimitedRig, [headworks_house::Buffer; 2]) {
     let mut rig = LimitedRig::new(LimitKind::IopsRead, 100);
     rig.request(READ, 1, 512, &[]);
     rig.request(READ, 2, 256 << 10, &[]);

@@ -26,10 +26,10 @@ use headworks_core::{Instant, IoError, Status};
 use super::admission::{admission, end_refused, may_take, refuse, take_block};
 use super::session::Session;
 use super::{Connection, Intake, LARGE_PAYLOAD, Shares, Wire, replies};
-use headworks::house::{Buffer, Pool};
 use headworks_front::split_writes::{EndedWrite, PieceEnd};
 use headworks_front::window::CompletedRequest;
 use headworks_front::{FrontRequest, PART_MIN, WaitsFor};
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::transmission::Request;
 
 /// Pieces of a write that the shard has at once.

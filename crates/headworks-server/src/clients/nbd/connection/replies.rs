@@ -5,8 +5,8 @@ use headworks_core::{EXTENTS_BYTES, Instant, IoError, Op, ReplyStage, Status};
 use super::session::Session;
 use super::{Connection, Wire, payload, reread};
 use crate::observe::latency::errors::ErrorReply;
-use headworks::house::{Buffer, Pool};
 use headworks_front::window::{CompletedRequest, InFlight};
+use headworks_house::{Buffer, Pool};
 use headworks_nbd::status::StatusQuery;
 use headworks_nbd::wire::NbdError;
 

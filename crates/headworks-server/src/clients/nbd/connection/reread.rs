@@ -15,10 +15,10 @@ use headworks_core::{BioFlags, Instant, ReplyStage, Status};
 
 use super::session::{Reread, Session};
 use super::{Connection, Intake, REREAD_ALIGN, Shares, Wire};
-use headworks::house::Pool;
 use headworks_front::front_waits::FrontWaits;
 use headworks_front::window::InFlight;
 use headworks_front::{FrontRequest, Origin, WaitsFor};
+use headworks_house::Pool;
 use headworks_nbd::transmission::Request;
 use headworks_nbd::wire::{Command, CommandFlags};
 

@@ -9,10 +9,10 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use headworks::driver::Span;
-use headworks::house::Pool;
 use headworks_core::limits::{LimitTree, NodeId};
 use headworks_core::time::MS;
 use headworks_core::{DeviceId, ExportId, Input, Instant, VolumeId};
+use headworks_house::Pool;
 use headworks_nbd::{ExportInfo, Negotiated};
 
 use super::client::Client;

@@ -13,7 +13,7 @@
 //! not the same after a start of the host: [`Identity::is_same_file`] leaves it out.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -52,13 +52,17 @@ impl Identity {
     /// # Errors
     /// The kernel does not tell its numbers.
     pub fn of_file(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
+        Ok(Self::of_open(file, &file.metadata()?))
+    }
+
+    /// As [`Identity::of_file`], with what the kernel told of the file before.
+    pub(crate) fn of_open(file: &File, metadata: &Metadata) -> Self {
         if metadata.file_type().is_block_device() {
-            return Ok(Self::of_disk(metadata.rdev()));
+            return Self::of_disk(metadata.rdev());
         }
         let (filesystem, inode) = (metadata.dev(), metadata.ino());
         let (born, name) = (birth_of(file).unwrap_or(0), handle_of(file).unwrap_or(0));
-        Ok(Self { filesystem, inode, born, name })
+        Self { filesystem, inode, born, name }
     }
 
     fn of_disk(device: u64) -> Self {
@@ -224,7 +228,7 @@ fn handle_of(file: &File) -> Option<u128> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{TempFile, memory_directory};
+    use headworks_testing::{TempFile, memory_directory};
 
     #[test]
     fn hard_links_of_one_file_have_one_identity() {

@@ -1,12 +1,77 @@
-//! Second handles of an open image: its size, and writes before it is served.
+//! What is asked of an open image beside its device, and second handles of it: its size, and writes before it is served.
 //!
-//! Each keeps the image and its lock open. Both make system calls that wait for a disk, so they are not for a shard's thread.
+//! Each handle keeps the image and its lock open. Both make system calls that wait for a disk, so they are not for a shard's thread.
 
 use std::fs::File;
-use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::io::{self, IoSlice};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+
+use headworks::OpenFile;
+use headworks::house::{share_lock, size_of_file};
+
+use crate::identity::Identity;
+
+/// Filesystems that set the times of files by this machine's clock, when the system call is made.
+const LOCAL_TIMES: [u64; 7] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994, 0x794c_7630, 0x8584_58f6];
+
+/// What a file was when it had just been locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundFile {
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// When its content or status was last changed, in nanoseconds of real time. Unlike the modification time it cannot be set.
+    pub changed: u64,
+}
+
+/// What the crates around the library ask of an image that no device has yet.
+pub trait ImageHandles {
+    /// Which file it is. The kernel is asked each time.
+    fn identity(&self) -> Identity;
+
+    /// What the file was when it had just been locked.
+    fn found(&self) -> FoundFile;
+
+    /// Whether the times of the file are set by this machine's clock when it is written, and not later or by a server.
+    fn has_local_times(&self) -> bool;
+
+    /// A handle to write the image before it is served. It keeps image and lock open.
+    fn writer(&self) -> ImageWriter;
+
+    /// A handle to ask for the size of the file while a device has the image. It keeps image and lock open.
+    fn size_watch(&self) -> SizeWatch;
+}
+
+impl ImageHandles for OpenFile {
+    fn identity(&self) -> Identity {
+        Identity::of_open(self.file(), self.metadata())
+    }
+
+    fn found(&self) -> FoundFile {
+        let (seconds, rest) = (self.metadata().ctime(), self.metadata().ctime_nsec());
+        let changed = (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(rest as u64);
+        FoundFile { size: self.volume_options().size, changed }
+    }
+
+    fn has_local_times(&self) -> bool {
+        // SAFETY: a struct of integers, for which zeros are a value.
+        let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: `facts` lives through the call, which fills it.
+        let failed = unsafe { libc::fstatfs(self.file().as_raw_fd(), &mut facts) } != 0;
+        !failed && LOCAL_TIMES.contains(&(facts.f_type as u64 & 0xffff_ffff))
+    }
+
+    fn writer(&self) -> ImageWriter {
+        let (file, size) = (Arc::clone(self.file()), self.volume_options().size);
+        ImageWriter { file, size, start: 0, ranges: None }
+    }
+
+    fn size_watch(&self) -> SizeWatch {
+        SizeWatch { file: Arc::clone(self.file()), lock: Arc::clone(self.lock()) }
+    }
+}
 
 /// A second handle of an image that reads and changes its size.
 #[derive(Clone, Debug)]
@@ -17,16 +82,12 @@ pub struct SizeWatch {
 }
 
 impl SizeWatch {
-    pub(super) fn new(file: Arc<File>, lock: Arc<File>) -> Self {
-        Self { file, lock }
-    }
-
     /// Makes the lock of a writer that of a reader.
     ///
     /// # Errors
     /// What the kernel says.
     pub fn share_lock(&self) -> io::Result<()> {
-        super::lock::share(&self.lock)
+        share_lock(&self.lock)
     }
 
     /// The open file that holds the image's lock: a process that gets a descriptor of it holds the lock, too.
@@ -102,10 +163,6 @@ pub struct ImageWriter {
 }
 
 impl ImageWriter {
-    pub(super) fn new(file: Arc<File>, size: u64) -> Self {
-        Self { file, size, start: 0, ranges: None }
-    }
-
     /// A handle of a volume of `size` bytes from `start` on.
     #[must_use]
     pub fn with_ranges(
@@ -172,8 +229,57 @@ impl ImageWriter {
     }
 }
 
-/// `fstat` knows no size of a block device, the end of the file does; the file's own position is not used otherwise.
-pub(super) fn size_of_file(file: &File) -> io::Result<u64> {
-    let mut position = file;
-    position.seek(SeekFrom::End(0))
+#[cfg(test)]
+mod tests {
+    use headworks::{ConfigError, Direct, FileOptions};
+    use headworks_testing::TempFile;
+
+    use super::*;
+
+    /// Without direct I/O, which wants aligned memory.
+    fn open(image: &TempFile) -> Result<OpenFile, ConfigError> {
+        let options = FileOptions { direct: Direct::Off, ..FileOptions::default() };
+        OpenFile::open(image.path(), &options)
+    }
+
+    fn opened(image: &TempFile) -> OpenFile {
+        std::fs::write(image.path(), [0; 8192]).unwrap();
+        open(image).unwrap()
+    }
+
+    #[test]
+    fn size_watch_follows_image_when_it_shrinks_and_grows() {
+        let image = TempFile::new("watch");
+        let opened = opened(&image);
+        let (watch, other) = (opened.size_watch(), File::options().write(true).open(image.path()));
+        let other = other.unwrap();
+        for size in [4096, 1 << 20] {
+            other.set_len(size).unwrap();
+            assert_eq!(watch.current_size().unwrap(), size);
+            assert_eq!(opened.current_size().unwrap(), size);
+        }
+        assert_eq!((opened.volume_options().size, opened.found().size), (8192, 8192));
+        assert!(watch.lengthen(8192).is_err(), "an image never shrinks");
+        assert!(watch.is_regular());
+        watch.lengthen(2 << 20).unwrap();
+        assert_eq!(watch.current_size().unwrap(), 2 << 20);
+    }
+
+    #[test]
+    fn handles_keep_image_and_lock() {
+        let image = TempFile::new("handles");
+        let opened = opened(&image);
+        let (watch, writer, identity) = (opened.size_watch(), opened.writer(), opened.identity());
+        assert_eq!(identity, Identity::of(image.path()).unwrap());
+        drop(opened);
+        assert!(open(&image).is_err());
+        writer.write_all_at(4096, &mut [IoSlice::new(&[7; 512]), IoSlice::new(&[8])]).unwrap();
+        writer.sync().unwrap();
+        assert_eq!(
+            std::fs::read(image.path()).unwrap()[4096..4609],
+            [[7; 512].as_slice(), &[8]].concat()
+        );
+        drop((watch, writer));
+        assert!(open(&image).is_ok());
+    }
 }

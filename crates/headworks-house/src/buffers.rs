@@ -10,10 +10,9 @@
 use std::fmt;
 use std::io;
 
+use headworks::driver::Span;
+use headworks::house::{Mapping, PAGE};
 use headworks_core::buddy::Buddy;
-
-use super::Span;
-use super::mapping::{Mapping, PAGE};
 
 /// Orders 0 (4 KiB) to 13 (32 MiB: NBD's largest request).
 const ORDERS: usize = 14;
