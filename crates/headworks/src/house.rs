@@ -2,7 +2,8 @@
 
 #[cfg(loom)]
 pub use crate::combining::{Driving, DrivingRight, Leave, Take};
-pub use crate::device::{Loss, execute, folder_of, share_lock, size_of_file, sync_directory};
+pub use crate::device::{Loss, folder_of, share_lock, size_of_file, sync_directory};
+pub use crate::engine::execute;
 #[cfg(loom)]
 pub use crate::engine::waker::WakeFlag;
 pub use crate::executor::{ChangeLog, fetch_ahead};

@@ -22,8 +22,7 @@ mod null;
 mod safe;
 
 pub use file::{
-    Direct, FileDevice, FileOptions, OpenFile, execute, folder_of, share_lock, size_of_file,
-    sync_directory,
+    Direct, FileDevice, FileOptions, OpenFile, folder_of, share_lock, size_of_file, sync_directory,
 };
 pub use filter::{Filter, FilterDevice};
 pub use mem::MemDevice;

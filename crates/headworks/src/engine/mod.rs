@@ -21,6 +21,7 @@ use headworks_core::{ConfigError, DeviceId, RequestId};
 
 use crate::memory::Span;
 
+mod call;
 pub(crate) mod extents;
 pub(crate) mod ops;
 mod pool;
@@ -31,6 +32,7 @@ mod uring;
 pub mod waker;
 mod watch;
 
+pub use call::execute;
 pub use waker::Waker;
 
 use threads::Threads;

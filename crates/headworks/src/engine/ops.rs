@@ -24,6 +24,17 @@ pub(super) struct Vectors {
     pub count: u32,
 }
 
+impl Vectors {
+    /// The spans that were copied. They are laid out as vectors.
+    ///
+    /// # Safety
+    /// The slot is not free yet.
+    pub unsafe fn spans<'a>(self) -> &'a [Span] {
+        // SAFETY: as many were written there, and do not change before the slot is free.
+        unsafe { std::slice::from_raw_parts(self.first.cast(), self.count as usize) }
+    }
+}
+
 /// The table.
 #[derive(Debug)]
 pub(super) struct Ops {

@@ -14,11 +14,11 @@
 //! neither grows; dropping the pool finishes all jobs and joins all threads.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
+use super::call::execute;
+use super::extents::unasked;
 use super::ops::Vectors;
 use super::waker::Waker;
 use super::{DiskKind, DiskOp};
@@ -26,12 +26,9 @@ use super::{DiskKind, DiskOp};
 /// An operation and where its result belongs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    slot: u32,
-    fd: RawFd,
-    kind: DiskKind,
-    offset: i64,
-    len: i64,
-    vectors: Vectors,
+    pub slot: u32,
+    pub op: DiskOp,
+    pub vectors: Vectors,
 }
 
 // SAFETY: the vectors lie in `Ops`, which outlives the pool, and do not change until the job's result was collected; what they
@@ -137,14 +134,9 @@ impl Shared {
     fn run(&self) {
         let mut outcome = None;
         loop {
-            let mut job = match self.exchange(outcome) {
-                Some(job) => job,
-                None => match self.wait_for_job() {
-                    Some(job) => job,
-                    None => return,
-                },
-            };
-            outcome = Some((job.slot, execute(&mut job)));
+            let job = self.exchange(outcome).or_else(|| self.wait_for_job());
+            let Some(job) = job else { return };
+            outcome = Some((job.slot, job.execute()));
         }
     }
 
@@ -154,14 +146,9 @@ impl Shared {
         let silent = work.done.is_empty();
         work.done.extend(outcome);
         let noise = silent && !work.done.is_empty();
-        let job = work.jobs.pop_front();
-        let chain = !work.jobs.is_empty() && work.idle > 0;
-        drop(work);
+        let job = self.take(work);
         if noise {
             self.noise.make_noise();
-        }
-        if chain {
-            self.more_work.notify_one();
         }
         job
     }
@@ -177,6 +164,11 @@ impl Shared {
             work = self.more_work.wait(work).expect("nothing panics under this lock");
             work.idle -= 1;
         }
+        self.take(work)
+    }
+
+    /// The next job; a thread that leaves more wakes another.
+    fn take(&self, mut work: MutexGuard<'_, Work>) -> Option<Job> {
         let job = work.jobs.pop_front();
         let chain = !work.jobs.is_empty() && work.idle > 0;
         drop(work);
@@ -190,91 +182,48 @@ impl Shared {
     /// `uring` is all that there are threads for: reads and writes would wait with every new try.
     fn refuse(&self) {
         let mut work = self.lock();
-        while let Some(mut job) = work.jobs.pop_front() {
-            let result = match job.kind {
-                DiskKind::Extents { .. } => super::extents::unasked(job.len as u64, job.list()),
-                _ => -libc::EAGAIN,
-            };
-            work.done.push((job.slot, result));
+        while let Some(job) = work.jobs.pop_front() {
+            work.done.push((job.slot, job.refuse()));
         }
         self.noise.make_noise();
     }
 }
 
-/// `pwritev2`'s flags.
-pub(super) fn write_flags(dsync: bool) -> i32 {
-    if dsync { libc::RWF_DSYNC } else { 0 }
-}
-
 impl Job {
-    pub fn new(slot: u32, op: &DiskOp, vectors: Vectors) -> Self {
-        Self {
-            slot,
-            fd: op.fd,
-            kind: op.kind,
-            // Beyond 2^63 the kernel answers EINVAL, as it does for the other engine.
-            offset: op.offset as i64,
-            len: op.len as i64,
-            vectors,
-        }
-    }
-
-    /// Where the list of extents goes.
-    fn list(&mut self) -> &mut [u8] {
-        debug_assert!(matches!(self.kind, DiskKind::Extents { .. }), "others have any vectors");
-        // SAFETY: one vector, valid and exclusive to this job until the result was collected, see `Job`.
-        unsafe {
-            let place = *self.vectors.first;
-            std::slice::from_raw_parts_mut(place.iov_base.cast::<u8>(), place.iov_len)
-        }
-    }
-}
-
-/// Does the operation; bytes moved or a negative errno.
-fn execute(job: &mut Job) -> i32 {
-    let Vectors { first, count } = job.vectors;
-    let (fd, offset, count) = (job.fd, job.offset, count as i32);
-    if let DiskKind::Extents { one } = job.kind {
-        return super::extents::tell(fd, offset as u64, job.len as u64, one, job.list());
-    }
-    loop {
+    /// Does the operation; bytes moved or a negative errno.
+    fn execute(&self) -> i32 {
         // SAFETY: the vectors and what they point at stay valid until the result was collected, see `Job`.
-        let result = unsafe {
-            match job.kind {
-                DiskKind::Read => libc::preadv2(fd, first, count, offset, 0),
-                DiskKind::Write { dsync } => {
-                    libc::pwritev2(fd, first, count, offset, write_flags(dsync))
-                }
-                DiskKind::Sync => libc::fdatasync(fd) as isize,
-                DiskKind::Allocate { mode } => libc::fallocate(fd, mode, offset, job.len) as isize,
-                DiskKind::Extents { .. } => unreachable!("done above"),
-            }
-        };
-        if result >= 0 {
-            return i32::try_from(result).expect("the kernel moves at most 2 GiB at once");
-        }
-        match io::Error::last_os_error().raw_os_error() {
-            Some(libc::EINTR) => {}
-            errno => return -errno.unwrap_or(libc::EIO),
+        unsafe { execute(&self.op, self.vectors.spans()) }
+    }
+
+    /// The answer to an operation that no thread carries out.
+    fn refuse(&self) -> i32 {
+        // SAFETY: as above.
+        match (self.op.kind, unsafe { self.vectors.spans() }) {
+            // SAFETY: as above; the list is this job's alone.
+            (DiskKind::Extents { .. }, [list]) => unasked(self.op.len, unsafe { list.bytes_mut() }),
+            _ => -libc::EAGAIN,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::fd::AsRawFd;
+    use std::io::{self, Write};
+    use std::os::fd::{AsRawFd, RawFd};
     use std::os::unix::thread::JoinHandleExt;
     use std::time::{Duration, Instant};
+
+    use headworks_core::{DeviceId, RequestId};
 
     use super::*;
     use crate::engine::tests::interrupting_signal;
 
     fn job(slot: u32, fd: RawFd, kind: DiskKind, buffer: &libc::iovec) -> Job {
         // Offset -1: the current position, for pipes.
-        let (offset, len) = (-1, 0);
-        let vectors = Vectors { first: buffer, count: 1 };
-        Job { slot, fd, kind, offset, len, vectors }
+        let (device, id) = (DeviceId(0), RequestId::default());
+        let op = DiskOp { device, id, fd, kind, offset: u64::MAX, len: 0 };
+        Job { slot, op, vectors: Vectors { first: buffer, count: 1 } }
     }
 
     fn collect(pool: &mut Pool, count: usize) -> Vec<Outcome> {

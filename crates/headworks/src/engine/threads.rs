@@ -193,7 +193,7 @@ impl DiskQueue for Threads {
         let Some((slot, vectors)) = self.ops.take(&op, spans) else {
             return false;
         };
-        self.batch.push(Job::new(slot, &op, vectors));
+        self.batch.push(Job { slot, op, vectors });
         true
     }
 }

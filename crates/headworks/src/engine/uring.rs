@@ -315,12 +315,12 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
         (DiskKind::Write { dsync }, [span]) => {
             opcode::Write::new(fd, span.base(), short(span.len()))
                 .offset(op.offset)
-                .rw_flags(super::pool::write_flags(dsync))
+                .rw_flags(super::call::write_flags(dsync))
                 .build()
         }
         (DiskKind::Write { dsync }, _) => opcode::Writev::new(fd, first, count)
             .offset(op.offset)
-            .rw_flags(super::pool::write_flags(dsync))
+            .rw_flags(super::call::write_flags(dsync))
             .build(),
         (DiskKind::Sync, _) => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
         (DiskKind::Allocate { mode }, _) => {
@@ -358,7 +358,7 @@ impl DiskQueue for Uring {
                 outcomes: Vec::with_capacity(self.disk_depth),
                 count: 0,
             });
-            asking.batch.push(Job::new(slot, &op, vectors));
+            asking.batch.push(Job { slot, op, vectors });
             asking.count += 1;
             return true;
         }

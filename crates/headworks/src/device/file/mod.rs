@@ -16,11 +16,10 @@
 //! A failed step ends the command with its error; "unsupported" reaches the queue, which then writes zeros as data. A full
 //! engine, at any step, is `Busy`: every step may be done twice, so the queue starts the command again.
 //!
-//! Images in memory (tmpfs, ramfs) are read, written and flushed in place, inside `submit`, one system call each (`call`). Discards, zeroing and
+//! Images in memory (tmpfs, ramfs) are read, written and flushed in place, inside `submit`, one system call each. Discards, zeroing and
 //! block status go through a thread of the engine, because the kernel walks a file in memory page by page: a thread of clients would be held for
 //! 0.1 ms a MiB.
 
-mod call;
 mod directory;
 mod lock;
 mod open;
@@ -32,10 +31,9 @@ use headworks_core::{
 };
 
 use super::{Command, CommandBatch, Device, DeviceIo, Image};
-use crate::engine::{DiskDone, DiskKind, DiskOp};
+use crate::engine::{DiskDone, DiskKind, DiskOp, execute};
 use crate::memory::Span;
 
-pub use call::execute;
 pub use directory::{folder_of, sync_directory};
 pub use lock::share as share_lock;
 use open::FileMode;
@@ -155,7 +153,7 @@ impl FileDevice {
         };
         if inline {
             // SAFETY: the caller's promise about the spans, passed on.
-            let result = unsafe { call::execute(&op, spans) };
+            let result = unsafe { execute(&op, spans) };
             io.completions.push(transferred(command.id, result));
             return;
         }
@@ -211,7 +209,7 @@ impl FileDevice {
     fn sync_in_place(&self, command: &Command, io: &mut DeviceIo<'_>) {
         let op = self.operation(io.device, command, DiskKind::Sync);
         // SAFETY: operations without data have no spans.
-        let result = unsafe { call::execute(&op, &[]) };
+        let result = unsafe { execute(&op, &[]) };
         io.completions.push(match result {
             0.. => command.done(),
             error => command.failed(IoError::from_errno(-error)),

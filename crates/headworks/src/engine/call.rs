@@ -1,9 +1,14 @@
-//! One system call per operation: what an engine does with it, done in place.
+//! One system call per operation: what a thread of the pool does with it, and a device whose files are in memory.
 
-use crate::engine::{DiskKind, DiskOp, extents};
+use super::{DiskKind, DiskOp, extents};
 use crate::memory::Span;
 
-/// Does an operation in place; its result as an engine gives it.
+/// The flags of `pwritev2`.
+pub(super) fn write_flags(dsync: bool) -> i32 {
+    if dsync { libc::RWF_DSYNC } else { 0 }
+}
+
+/// Does an operation in place; its result as an engine gives it: bytes moved, or a negative errno.
 ///
 /// # Safety
 /// The spans are valid, and the caller's to read or write.
@@ -21,8 +26,7 @@ pub unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
             match op.kind {
                 DiskKind::Read => libc::preadv2(op.fd, vector, count, offset, 0),
                 DiskKind::Write { dsync } => {
-                    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-                    libc::pwritev2(op.fd, vector, count, offset, flags)
+                    libc::pwritev2(op.fd, vector, count, offset, write_flags(dsync))
                 }
                 DiskKind::Sync => libc::fdatasync(op.fd) as isize,
                 DiskKind::Allocate { mode } => libc::fallocate(op.fd, mode, offset, len) as isize,
