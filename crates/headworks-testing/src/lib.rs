@@ -33,18 +33,14 @@ pub struct TestDisk {
 
 impl Watch for TestDisk {
     fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest) {
-        self.forget_place(device, place, fd);
+        self.forget_place(device, place);
         let is_free = |&(_, other, _): &(u16, RawFd, Interest)| other != fd;
         assert!(self.watches.iter().all(is_free), "a descriptor is in one place");
         self.watches.push((place, fd, interest));
     }
 
-    fn forget_place(&mut self, _: DeviceId, place: u16, _: RawFd) {
+    fn forget_place(&mut self, _: DeviceId, place: u16) {
         self.watches.retain(|&(other, ..)| other != place);
-    }
-
-    fn forget_device(&mut self, _: DeviceId) {
-        self.watches.clear();
     }
 }
 

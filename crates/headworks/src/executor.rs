@@ -23,7 +23,7 @@ use headworks_core::{
 
 use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss};
 use crate::engine::ops::SPANS_MAX;
-use crate::engine::{DiskDone, DiskQueue};
+use crate::engine::{DiskDone, DiskQueue, PLACES};
 use crate::memory::{Copier, STREAM, Span, fetch};
 
 /// Carries out the actions of a shard that are not for a device, and names the memory of its bios.
@@ -245,7 +245,7 @@ impl<L: ChangeLog> Executor<L> {
     /// Removes a device without commands in flight. Nothing of it is watched any more.
     pub fn take(&mut self, device: DeviceId, disk: &mut dyn DiskQueue) -> Option<Box<dyn Device>> {
         let body = self.devices.get_mut(usize::from(device.0))?.take()?;
-        disk.forget_device(device);
+        (0..PLACES).for_each(|place| disk.forget_place(device, place));
         Some(body)
     }
 

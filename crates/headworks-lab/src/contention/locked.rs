@@ -177,9 +177,7 @@ impl Watch for NoDisk {
         unreachable!("a null device has no descriptors");
     }
 
-    fn forget_place(&mut self, _: DeviceId, _: u16, _: RawFd) {}
-
-    fn forget_device(&mut self, _: DeviceId) {}
+    fn forget_place(&mut self, _: DeviceId, _: u16) {}
 }
 
 impl DiskQueue for NoDisk {

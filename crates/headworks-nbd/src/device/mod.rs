@@ -440,7 +440,7 @@ impl<D: Dial> NbdDevice<D> {
         self.is_releasing = false;
         self.waiting.extend(self.crowded.drain(..));
         for (place, connection) in (0..).zip(self.connections.drain(..)) {
-            io.forget(place, connection.fd());
+            io.forget(place);
             if self.defects.old_connections_kept() {
                 std::mem::forget(connection);
             }

@@ -143,7 +143,7 @@ impl Listeners {
     pub fn remove(&mut self, number: u16, engine: &mut dyn Engine, remains: &mut Released) -> bool {
         let own = self.all.get_mut(usize::from(number)).and_then(Option::take);
         let Some(own) = own else { return false };
-        engine.forget(LISTENERS + u32::from(number), own.listener.fd());
+        engine.forget(LISTENERS + u32::from(number));
         remains.keep(Some(own.listener));
         true
     }
@@ -151,8 +151,8 @@ impl Listeners {
     /// Closes all listeners: no client comes any more.
     pub fn close_all(&mut self, engine: &mut dyn Engine) {
         for (number, own) in std::mem::take(&mut self.all).into_iter().enumerate() {
-            if let Some(own) = own {
-                engine.forget(LISTENERS + number as u32, own.listener.fd());
+            if own.is_some() {
+                engine.forget(LISTENERS + number as u32);
             }
         }
     }

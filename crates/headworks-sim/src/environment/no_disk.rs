@@ -13,9 +13,7 @@ impl Watch for NoDisk {
         unreachable!("modelled devices have no descriptors");
     }
 
-    fn forget_place(&mut self, _: DeviceId, _: u16, _: RawFd) {}
-
-    fn forget_device(&mut self, _: DeviceId) {}
+    fn forget_place(&mut self, _: DeviceId, _: u16) {}
 }
 
 impl DiskQueue for NoDisk {

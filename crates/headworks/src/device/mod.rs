@@ -176,9 +176,9 @@ impl DeviceIo<'_> {
         self.disk.watch_place(self.device, place, fd, interest);
     }
 
-    /// Ends the watch of a place; to be called before `fd` is closed.
-    pub fn forget(&mut self, place: u16, fd: RawFd) {
-        self.disk.forget_place(self.device, place, fd);
+    /// Ends the watch of a place; to be called before its descriptor is closed.
+    pub fn forget(&mut self, place: u16) {
+        self.disk.forget_place(self.device, place);
     }
 
     /// Says that writes of a volume which were acknowledged since its last successful flush may be gone. Its flushes and FUA writes fail

@@ -20,13 +20,8 @@ use crate::memory::Span;
 /// Spans for each operation, on average. 16: a read ahead of 64 KiB into the smallest folios.
 const SPANS_EACH: usize = 16;
 
-/// A call of [`Watch`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WatchChange {
-    Watch(DeviceId, u16, RawFd, Interest),
-    Forget(DeviceId, u16, RawFd),
-    ForgetDevice(DeviceId),
-}
+/// A call of [`Watch`] for a place of a device, without what is to be watched where the watch ends.
+type WatchChange = (DeviceId, u16, Option<(RawFd, Interest)>);
 
 /// Operations that no engine has yet, in order.
 #[derive(Default)]
@@ -63,13 +58,10 @@ impl LeftOperations {
 
     /// Has `engine` make the changes of watches, in order.
     pub fn give_watches(&mut self, engine: &mut dyn DiskQueue) {
-        for change in self.watches.drain(..) {
-            match change {
-                WatchChange::Watch(device, place, fd, interest) => {
-                    engine.watch_place(device, place, fd, interest);
-                }
-                WatchChange::Forget(device, place, fd) => engine.forget_place(device, place, fd),
-                WatchChange::ForgetDevice(device) => engine.forget_device(device),
+        for (device, place, watched) in self.watches.drain(..) {
+            match watched {
+                Some((fd, interest)) => engine.watch_place(device, place, fd, interest),
+                None => engine.forget_place(device, place),
             }
         }
     }
@@ -89,15 +81,11 @@ impl LeftOperations {
 
 impl Watch for LeftOperations {
     fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest) {
-        self.watches.push(WatchChange::Watch(device, place, fd, interest));
+        self.watches.push((device, place, Some((fd, interest))));
     }
 
-    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd) {
-        self.watches.push(WatchChange::Forget(device, place, fd));
-    }
-
-    fn forget_device(&mut self, device: DeviceId) {
-        self.watches.push(WatchChange::ForgetDevice(device));
+    fn forget_place(&mut self, device: DeviceId, place: u16) {
+        self.watches.push((device, place, None));
     }
 }
 

@@ -104,12 +104,9 @@ pub trait Watch {
     /// with `place`. Replaces what the place waited for.
     fn watch_place(&mut self, device: DeviceId, place: u16, fd: RawFd, interest: Interest);
 
-    /// Ends the watch of a place, if there is one. To be called before `fd` is closed. A call for an event that this turn has already
-    /// may still come.
-    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd);
-
-    /// Ends every watch of a device. Its descriptors are still open.
-    fn forget_device(&mut self, device: DeviceId);
+    /// Ends the watch of a place, if there is one. To be called before the descriptor is closed. A call for an event that this turn has
+    /// already may still come.
+    fn forget_place(&mut self, device: DeviceId, place: u16);
 }
 
 /// What an engine does for devices: file operations and watches.
@@ -175,10 +172,10 @@ pub trait Engine: DiskQueue {
     /// (slots of a slab, below 2^20; places of devices have those above); an fd has one token.
     fn watch(&mut self, token: u32, fd: RawFd, interest: Interest);
 
-    /// To be called before `fd` is closed: no later turn brings an event for this watch, even if `token` and the number of
-    /// the fd are in use again. Events that the last turn handed out are the caller's to skip. Of a socket that is closed the
+    /// To be called before the descriptor of a token is closed: no later turn brings an event for this watch, even if `token` and the number of
+    /// the descriptor are in use again. Events that the last turn handed out are the caller's to skip. Of a socket that is closed the
     /// peer hears after the next turn, because `uring` holds it until then.
-    fn forget(&mut self, token: u32, fd: RawFd);
+    fn forget(&mut self, token: u32);
 
     /// Starts everything queued, waits as told for the first event, and appends all there are.
     ///

@@ -177,14 +177,8 @@ impl super::Watch for Threads {
         self.watch(place_token(device, place), fd, interest);
     }
 
-    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd) {
-        self.forget(place_token(device, place), fd);
-    }
-
-    fn forget_device(&mut self, device: DeviceId) {
-        for (place, fd) in self.watches.places_of(device) {
-            self.forget(place_token(device, place), fd);
-        }
+    fn forget_place(&mut self, device: DeviceId, place: u16) {
+        self.forget(place_token(device, place));
     }
 }
 
@@ -204,23 +198,20 @@ impl Engine for Threads {
     }
 
     fn watch(&mut self, token: u32, fd: RawFd, interest: Interest) {
-        if let Some(watch) = self.watches.get(token)
-            && watch.fd != fd
-        {
-            let former = watch.fd;
-            self.forget(token, former);
+        if self.watches.get(token).is_some_and(|watch| watch.fd != fd) {
+            self.forget(token);
         }
         self.watches.want(token, fd, interest);
     }
 
-    fn forget(&mut self, token: u32, fd: RawFd) {
+    fn forget(&mut self, token: u32) {
         let Some(watch) = self.watches.get(token) else {
             return;
         };
         watch.wanted = None;
         if watch.armed.take().is_some() {
             // Fails only if the fd was closed before, which took it out of epoll too.
-            let _ = control(&self.epoll, libc::EPOLL_CTL_DEL, fd, 0, token.into());
+            let _ = control(&self.epoll, libc::EPOLL_CTL_DEL, watch.fd, 0, token.into());
         }
     }
 

@@ -335,14 +335,8 @@ impl super::Watch for Uring {
         self.watch(place_token(device, place), fd, interest);
     }
 
-    fn forget_place(&mut self, device: DeviceId, place: u16, fd: RawFd) {
-        self.forget(place_token(device, place), fd);
-    }
-
-    fn forget_device(&mut self, device: DeviceId) {
-        for (place, fd) in self.watches.places_of(device) {
-            self.forget(place_token(device, place), fd);
-        }
+    fn forget_place(&mut self, device: DeviceId, place: u16) {
+        self.forget(place_token(device, place));
     }
 }
 
@@ -380,12 +374,12 @@ impl Engine for Uring {
 
     fn watch(&mut self, token: u32, fd: RawFd, interest: Interest) {
         if self.watches.get(token).is_some_and(|watch| watch.fd != fd) {
-            self.forget(token, fd);
+            self.forget(token);
         }
         self.watches.want(token, fd, interest);
     }
 
-    fn forget(&mut self, token: u32, _fd: RawFd) {
+    fn forget(&mut self, token: u32) {
         let Some(watch) = self.watches.get(token) else {
             return;
         };

@@ -88,18 +88,6 @@ impl Watches {
         table.get_mut(index)
     }
 
-    /// The places of a device that may be armed, with their descriptors.
-    pub fn places_of(&self, device: DeviceId) -> impl Iterator<Item = (u16, RawFd)> + use<> {
-        let first = usize::from(device.0) * usize::from(PLACES);
-        let mut used = [None; PLACES as usize];
-        for (place, watch) in (0..).zip(self.places.iter().skip(first).take(PLACES.into())) {
-            if watch.wanted.is_some() || watch.armed.is_some() {
-                used[usize::from(place)] = Some((place, watch.fd));
-            }
-        }
-        used.into_iter().flatten()
-    }
-
     /// From now on `token` waits for `interest` on `fd`.
     pub fn want(&mut self, token: u32, fd: RawFd, interest: Interest) {
         let (table, index) = table_of(&mut self.table, &mut self.places, token);

@@ -358,8 +358,8 @@ impl Door {
             );
             return false;
         }
-        if let Some(fd) = connection.socket() {
-            parts.engine.forget(slot, fd);
+        if connection.socket().is_some() {
+            parts.engine.forget(slot);
         }
         self.hot.note_stash(slot, 0);
         if let Some(ShardClient::Nbd(connection)) = parts.io.remove(slot) {
@@ -534,8 +534,8 @@ impl Door {
         let Some((connection, pool)) = parts.io.connection(slot) else {
             return;
         };
-        if let Some(fd) = connection.socket() {
-            parts.engine.forget(slot, fd);
+        if connection.socket().is_some() {
+            parts.engine.forget(slot);
             connection.close(pool);
             parts.io.note_lent(slot);
         }
@@ -554,8 +554,8 @@ impl Door {
         self.memory.forget(slot);
         self.limits.forget(parts.io.now, slot);
         if let Some(connection) = parts.io.remove(slot) {
-            if let Some(fd) = connection.socket() {
-                parts.engine.forget(slot, fd);
+            if connection.socket().is_some() {
+                parts.engine.forget(slot);
             }
             debug!(peer = connection.peer(), "connection closed");
             connection.retire();

@@ -59,7 +59,7 @@ fn watched_port_is_free_once_the_engine_is_dropped() {
             engine.watch(0, listener.as_raw_fd(), Interest::Read);
             assert_eq!(pending_events(&mut *engine), []);
             // As a server ends: the watch is given up, and no turn follows.
-            engine.forget(0, listener.as_raw_fd());
+            engine.forget(0);
             drop((listener, engine));
             std::net::TcpListener::bind(address).unwrap();
         }
@@ -116,7 +116,7 @@ fn forgotten_watch_stays_silent_after_token_and_fd_reuse() {
                 assert_eq!(pending_events(engine), []);
             }
             its_peer.write_all(b"x").unwrap();
-            engine.forget(7, number);
+            engine.forget(7);
             let fd = reuse(fd, &next);
             engine.watch(7, number, Interest::Read);
             assert_eq!(pending_events(engine), [], "fired before: {fired_before}");
@@ -126,10 +126,10 @@ fn forgotten_watch_stays_silent_after_token_and_fd_reuse() {
             let mut byte = [0];
             (&next).read_exact(&mut byte).unwrap();
             (&former).read_exact(&mut byte).unwrap();
-            engine.forget(7, number);
+            engine.forget(7);
             drop(fd);
         }
-        engine.forget(1000, 5); // Never watched.
+        engine.forget(1000); // Never watched.
     });
 }
 
@@ -171,7 +171,7 @@ fn peer_sees_end_of_file_after_forget_and_close() {
         let (socket, mut peer) = UnixStream::pair().unwrap();
         engine.watch(4, socket.as_raw_fd(), Interest::Read);
         assert_eq!(pending_events(engine), []);
-        engine.forget(4, socket.as_raw_fd());
+        engine.forget(4);
         drop(socket);
         assert_eq!(pending_events(engine), []);
         peer.set_nonblocking(true).unwrap();
@@ -240,8 +240,10 @@ fn forgotten_device_has_no_events_and_its_places_are_free() {
             );
         }
         assert_eq!(pending_events(engine), []);
-        engine.forget_device(DeviceId(7));
-        engine.forget_device(DeviceId(900));
+        for place in 0..PLACES {
+            engine.forget_place(DeviceId(7), place);
+            engine.forget_place(DeviceId(900), place);
+        }
         for (_, peer) in &mut pairs {
             peer.write_all(b"x").unwrap();
         }
