@@ -20,10 +20,11 @@ use headworks_core::{
 
 use super::handle::RingCounts;
 use super::left_operations::LeftOperations;
-use super::owner::{NewVolume, OwnerReport};
+use super::owner::OwnerReport;
 use super::parker::Parker;
 use super::removal::Removal;
 use super::{Buffers, DeviceSetup, OwnerOptions, OwnerState, Reply};
+use crate::device::{Device, Image};
 use crate::engine::{DiskDone, DiskQueue, Event};
 use crate::executor::{ActionSink, Executor, fetch_ahead};
 use crate::memory::{Mapping, Populator, Span};
@@ -365,17 +366,12 @@ impl Driver {
         &mut self,
         now: Instant,
         device: DeviceId,
-        volume: NewVolume,
+        options: VolumeOptions,
+        image: Option<Box<dyn Image>>,
     ) -> Result<VolumeId, ConfigError> {
         let index = free(&self.volumes, self.next.1, Option::is_none)
             .ok_or_else(|| ConfigError::new("volumes_max", "the owner has no room for a volume"))?;
         let id = VolumeId(index as u16);
-        let (options, image) = match volume {
-            NewVolume::Range(options) => (options, None),
-            NewVolume::Image(image, mode) => {
-                (VolumeOptions { mode, ..image.volume_options() }, Some(image))
-            }
-        };
         if options.block_size as usize > self.slot_bytes {
             let (block, slot) = (options.block_size, self.slot_bytes);
             let message = format!("{slot} bytes are less than the volume's block of {block}");
@@ -432,16 +428,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Removes a device from the shard; `None` if it has no body.
+    /// Removes a device from the shard.
     pub(super) fn remove_device(
         &mut self,
         now: Instant,
         device: DeviceId,
-    ) -> Result<Option<Box<dyn crate::device::Device>>, ChangeError> {
+    ) -> Result<Box<dyn Device>, ChangeError> {
         self.change(now, &Change::RemoveDevice { device })?;
         self.devices[usize::from(device.0)] = false;
         // By the list: the engine may still have to make earlier changes in it.
-        Ok(self.executor.take(device, &mut self.left))
+        let body = self.executor.take(device, &mut self.left);
+        body.ok_or_else(|| ConfigError::new("device", "there is no such device").into())
     }
 
     /// Calls the shard with what there is, and carries out what it says, until there is nothing more; returns true if there was anything.

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use headworks_core::limits::{ClientSetting, LimitTarget, Limits};
 use headworks_core::options::TENANTS_MAX;
 use headworks_core::stats::VolumeStats;
 use headworks_core::{
-    ChangeError, ConfigError, DeviceId, ExportConfig, ExportId, IoError, Notice, TenantConfig,
-    TenantId, VolumeId, VolumeOptions, WriteMode,
+    ChangeError, ConfigError, DeviceId, ExportConfig, ExportId, Instant, IoError, Notice,
+    TenantConfig, TenantId, VolumeId, VolumeOptions, WriteMode,
 };
 
-use super::driver::Client;
+use super::driver::{Client, Driver};
 use super::driving::SharedDriver;
 use super::handle::{Handle, Parts, RingCounts};
 use super::parker::Parker;
-use super::removal::Claim;
+use super::removal::{Answer, Claim, Removal};
 use super::thread::OwnerThread;
 use super::{
     Buffers, DeviceSetup, JOINING, OwnerOptions, OwnerState, SHUTTING_DOWN, ShutdownGuard,
@@ -58,21 +58,8 @@ pub struct OwnerReport {
     pub flush_errors: Vec<(VolumeId, IoError)>,
 }
 
-/// A request to the owner's thread, with the channel for its answer.
-pub(super) enum Command {
-    AddDevice(DeviceSetup, Sender<Result<DeviceId, ConfigError>>),
-    AddVolume(DeviceId, NewVolume, Sender<Result<VolumeId, ConfigError>>),
-    RemoveVolume(VolumeId, (Duration, Claim), Sender<Result<(), ChangeError>>),
-    RemoveDevice(DeviceId, (Duration, Claim), Sender<Result<Box<dyn Device>, ChangeError>>),
-    Set(ClientSetting, Sender<()>),
-    Stats(VolumeId, Sender<Option<VolumeStats>>),
-}
-
-/// A volume of a device, or an image for a device that holds images.
-pub(super) enum NewVolume {
-    Range(VolumeOptions),
-    Image(Box<dyn Image>, WriteMode),
-}
+/// What the owner's thread is asked to do with the right to drive; it sends its own answer.
+pub(super) type Command = Box<dyn FnOnce(&mut Driver, Instant) + Send>;
 
 /// The owner of devices, volumes and the cache, with a thread of its own.
 ///
@@ -177,7 +164,7 @@ impl Owner {
     /// # Errors
     /// An option is out of range, or `devices_max` or `tags_max` is reached.
     pub fn add_device(&self, setup: DeviceSetup) -> Result<DeviceId, ConfigError> {
-        self.ask(|answer| Command::AddDevice(setup, answer))?
+        self.ask(|driver, now| driver.add_device(now, setup))?
     }
 
     /// Adds a volume to a device that has one range of bytes.
@@ -189,7 +176,7 @@ impl Owner {
         device: DeviceId,
         options: VolumeOptions,
     ) -> Result<VolumeId, ConfigError> {
-        self.ask(|answer| Command::AddVolume(device, NewVolume::Range(options), answer))?
+        self.ask(move |driver, now| driver.add_volume(now, device, options, None))?
     }
 
     /// Adds an image to a device that holds several ([`Device::attach`]), as a [`FileDevice`] does files. Without a cache `mode` has no effect.
@@ -202,8 +189,9 @@ impl Owner {
         image: impl Image,
         mode: WriteMode,
     ) -> Result<VolumeId, ConfigError> {
-        let image = NewVolume::Image(Box::new(image), mode);
-        self.ask(|answer| Command::AddVolume(device, image, answer))?
+        let options = VolumeOptions { mode, ..image.volume_options() };
+        let image: Box<dyn Image> = Box::new(image);
+        self.ask(move |driver, now| driver.add_volume(now, device, options, Some(image)))?
     }
 
     /// Adds a [`FileDevice`] of its own with one image.
@@ -223,7 +211,7 @@ impl Owner {
     /// # Errors
     /// There is no such volume, its flush failed, or something still used it when `timeout` expired. It then works as before.
     pub fn remove_volume(&self, volume: VolumeId, timeout: Duration) -> Result<(), ChangeError> {
-        self.ask_within(timeout, |until, answer| Command::RemoveVolume(volume, until, answer))
+        self.ask_within(timeout, move |until, answer| Removal::volume(volume, until, answer))
     }
 
     /// Removes a device without volumes, and returns it.
@@ -235,7 +223,7 @@ impl Owner {
         device: DeviceId,
         timeout: Duration,
     ) -> Result<Box<dyn Device>, ChangeError> {
-        self.ask_within(timeout, |until, answer| Command::RemoveDevice(device, until, answer))
+        self.ask_within(timeout, move |until, answer| Removal::device(device, until, answer))
     }
 
     /// Sets the share of a handle ([`Handle::export`]): its weight beside others of its tenant, the tenant, a latency target, and how much of
@@ -246,7 +234,7 @@ impl Owner {
     pub fn set_share(&self, handle: ExportId, share: ExportConfig) -> Result<(), ConfigError> {
         share.validate()?;
         self.check_target(LimitTarget::Export(handle))?;
-        self.ask(|answer| Command::Set(ClientSetting::Share(handle, share), answer))
+        self.set(ClientSetting::Share(handle, share))
     }
 
     /// Sets the weight of a tenant beside other tenants and handles without one, 1..=10000.
@@ -256,7 +244,7 @@ impl Owner {
     pub fn set_tenant_weight(&self, tenant: TenantId, weight: u16) -> Result<(), ConfigError> {
         TenantConfig { weight, ..TenantConfig::default() }.validate()?;
         self.check_target(LimitTarget::Tenant(tenant))?;
-        self.ask(|answer| Command::Set(ClientSetting::TenantWeight(tenant, weight), answer))
+        self.set(ClientSetting::TenantWeight(tenant, weight))
     }
 
     /// Limits bytes and I/Os a second of a handle, of a tenant's handles together, or of all ([`LimitTarget::Server`]). What is beyond it waits
@@ -267,7 +255,11 @@ impl Owner {
     pub fn set_limits(&self, target: LimitTarget, limits: Limits) -> Result<(), ConfigError> {
         limits.validate()?;
         self.check_target(target)?;
-        self.ask(|answer| Command::Set(ClientSetting::Limits(target, limits), answer))
+        self.set(ClientSetting::Limits(target, limits))
+    }
+
+    fn set(&self, setting: ClientSetting) -> Result<(), ConfigError> {
+        self.ask(move |driver, now| driver.apply(now, &setting))
     }
 
     fn check_target(&self, target: LimitTarget) -> Result<(), ConfigError> {
@@ -285,7 +277,7 @@ impl Owner {
     /// The statistics of a volume; `None` if there is no such volume, the owner has ended or this thread has [`LentBytes`](super::LentBytes).
     #[must_use]
     pub fn stats(&self, volume: VolumeId) -> Option<VolumeStats> {
-        self.ask(|answer| Command::Stats(volume, answer)).ok()?
+        self.ask(move |driver, _| driver.shard.stats(volume).cloned()).ok()?
     }
 
     /// Waits until every handle is dropped, completes what is in flight, flushes the cached volumes and ends.
@@ -319,19 +311,29 @@ impl Owner {
         thread.join().unwrap_or_else(|_| Err(io::Error::other("the owner's thread panicked")))
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, ConfigError> {
-        self.send(command)?.recv().map_err(|_| ended())
+    fn ask<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Driver, Instant) -> T + Send + 'static,
+    ) -> Result<T, ConfigError> {
+        let (answer, answered) = mpsc::channel();
+        // An owner that is gone does not wait for its answer.
+        self.send(Box::new(move |driver, now| _ = answer.send(call(driver, now))))?;
+        answered.recv().map_err(|_| ended())
     }
 
     /// As [`Owner::ask`], for at most `timeout` of the caller's clock, and a little for the owner's own answer, which says what
     /// is in flight. After [`ChangeError::Busy`] nothing has changed, and nothing will.
-    fn ask_within<T>(
+    fn ask_within<T: Send + 'static>(
         &self,
         timeout: Duration,
-        command: impl FnOnce((Duration, Claim), Sender<Result<T, ChangeError>>) -> Command,
+        removal: impl FnOnce((Instant, Claim), Answer<T>) -> Removal + Send + 'static,
     ) -> Result<T, ChangeError> {
-        let claim = Claim::default();
-        let answered = self.send(|answer| command((timeout, claim.clone()), answer))?;
+        let ((answer, answered), claim) = (mpsc::channel(), Claim::default());
+        let its = claim.clone();
+        self.send(Box::new(move |driver, now| {
+            let deadline = Instant(now.0.saturating_add(timeout.as_nanos() as u64));
+            driver.begin_removal(now, removal((deadline, its), answer));
+        }))?;
         let mut wait = timeout.saturating_add(OWN_ANSWER);
         loop {
             match answered.recv_timeout(wait) {
@@ -346,19 +348,15 @@ impl Owner {
         }
     }
 
-    fn send<T>(
-        &self,
-        command: impl FnOnce(Sender<T>) -> Command,
-    ) -> Result<Receiver<T>, ConfigError> {
+    fn send(&self, command: Command) -> Result<(), ConfigError> {
         if self.shared.lends_here() {
             return Err(ConfigError::new("owner", LENDS_HERE));
         }
-        let (answer, answered) = mpsc::channel();
-        self.commands.send(command(answer)).map_err(|_| ended())?;
+        self.commands.send(command).map_err(|_| ended())?;
         // Release: pairs with the swap in `OwnerThread::take_commands`.
         self.shared.state.command.store(true, Ordering::Release);
         self.shared.owner.wake();
-        Ok(answered)
+        Ok(())
     }
 }
 

@@ -60,9 +60,12 @@ pub(super) struct Removal {
     deadline: Instant,
 }
 
+/// Where the result of a removal goes; its caller may be gone.
+pub(super) type Answer<T> = Sender<Result<T, ChangeError>>;
+
 enum Target {
-    Volume(VolumeId, Sender<Result<(), ChangeError>>),
-    Device(DeviceId, Sender<Result<Box<dyn Device>, ChangeError>>),
+    Volume(VolumeId, Answer<()>),
+    Device(DeviceId, Answer<Box<dyn Device>>),
 }
 
 #[derive(Clone, Copy)]
@@ -77,7 +80,7 @@ impl Removal {
     pub fn volume(
         volume: VolumeId,
         (deadline, claim): (Instant, Claim),
-        answer: Sender<Result<(), ChangeError>>,
+        answer: Answer<()>,
     ) -> Self {
         Self { target: Target::Volume(volume, answer), claim, step: Step::Start, deadline }
     }
@@ -85,7 +88,7 @@ impl Removal {
     pub fn device(
         device: DeviceId,
         (deadline, claim): (Instant, Claim),
-        answer: Sender<Result<Box<dyn Device>, ChangeError>>,
+        answer: Answer<Box<dyn Device>>,
     ) -> Self {
         let step = Step::Removing(Instant(0));
         Self { target: Target::Device(device, answer), claim, step, deadline }
@@ -109,30 +112,25 @@ impl Removal {
     }
 
     fn try_step(&mut self, driver: &mut Driver, now: Instant) -> bool {
+        let expired = now >= self.deadline;
         match &self.target {
             Target::Volume(volume, answer) => {
-                let result = remove_volume(*volume, &mut self.step, driver, now);
-                // The caller may be gone.
-                settle(result, now >= self.deadline).map(|result| answer.send(result)).is_some()
+                settle(remove_volume(*volume, &mut self.step, driver, now), expired, answer)
             }
             Target::Device(device, answer) => {
-                let result = match driver.remove_device(now, *device) {
-                    Ok(Some(body)) => Ok(body),
-                    Ok(None) => Err(ConfigError::new("device", "there is no such device").into()),
-                    Err(error) => Err(error),
-                };
-                settle(result, now >= self.deadline).map(|result| answer.send(result)).is_some()
+                settle(driver.remove_device(now, *device), expired, answer)
             }
         }
     }
 }
 
-/// The final result: `Busy` is final only after the deadline.
-fn settle<T>(result: Result<T, ChangeError>, expired: bool) -> Option<Result<T, ChangeError>> {
-    match result {
-        Err(ChangeError::Busy(_)) if !expired => None,
-        result => Some(result),
+/// Answers with a result that is final; returns true if it is. `Busy` is only after the deadline.
+fn settle<T>(result: Result<T, ChangeError>, expired: bool, answer: &Answer<T>) -> bool {
+    let is_final = expired || !matches!(result, Err(ChangeError::Busy(_)));
+    if is_final {
+        let _ = answer.send(result);
     }
+    is_final
 }
 
 fn remove_volume(

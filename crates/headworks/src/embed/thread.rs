@@ -23,7 +23,6 @@ use headworks_core::{ConfigError, Instant};
 use super::driver::{Client, Driver};
 use super::driving::SharedDriver;
 use super::owner::{Command, OwnerReport};
-use super::removal::Removal;
 use super::{Drive, OwnerOptions, OwnerState};
 use crate::combining::{Driving, DrivingRight, Leave};
 use crate::engine::{DISK_DEPTH_MAX, Engine, Event, Wait, open_engine};
@@ -312,33 +311,8 @@ impl OwnerThread {
         if !command.load(Ordering::Relaxed) || !command.swap(false, Ordering::Acquire) {
             return;
         }
-        let deadline =
-            |timeout: std::time::Duration| Instant(now.0.saturating_add(timeout.as_nanos() as u64));
-        // An owner that is gone does not wait for its answer.
         while let Ok(command) = self.inbox.try_recv() {
-            match command {
-                Command::AddDevice(setup, answer) => {
-                    let _ = answer.send(driver.add_device(now, setup));
-                }
-                Command::AddVolume(device, volume, answer) => {
-                    let _ = answer.send(driver.add_volume(now, device, volume));
-                }
-                Command::RemoveVolume(volume, (timeout, claim), answer) => {
-                    let until = (deadline(timeout), claim);
-                    driver.begin_removal(now, Removal::volume(volume, until, answer));
-                }
-                Command::RemoveDevice(device, (timeout, claim), answer) => {
-                    let until = (deadline(timeout), claim);
-                    driver.begin_removal(now, Removal::device(device, until, answer));
-                }
-                Command::Set(setting, answer) => {
-                    driver.apply(now, &setting);
-                    let _ = answer.send(());
-                }
-                Command::Stats(volume, answer) => {
-                    let _ = answer.send(driver.shard.stats(volume).cloned());
-                }
-            }
+            command(driver, now);
         }
     }
 

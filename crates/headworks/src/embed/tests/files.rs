@@ -6,7 +6,6 @@ use headworks_core::WriteMode;
 
 use super::*;
 use crate::embed::driver::Driver;
-use crate::embed::owner::NewVolume;
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::testing::TestDisk;
 
@@ -158,8 +157,7 @@ fn operation_that_the_engine_refuses_is_tried_again() {
     let mut driver = Driver::new(&options(), Vec::new(), Arc::default(), 8).unwrap();
     let mut now = Instant(1);
     let device = driver.add_device(now, EngineDevice::setup()).unwrap();
-    let volume = NewVolume::Range(mebibyte());
-    let volume = driver.add_volume(now, device, volume).unwrap();
+    let volume = driver.add_volume(now, device, mebibyte(), None).unwrap();
     driver.send_flush(volume);
     driver.feeder_turn(now, None);
     assert!(!driver.left.is_empty());
