@@ -2,40 +2,19 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-mod allocations;
 mod bench;
-mod bench_device;
-mod bench_feeders;
-mod bench_holes;
-mod bench_nbd;
-mod bench_vhost;
 mod columns;
-mod completions;
 mod crashtest;
 mod ctl;
-#[cfg(test)]
-mod ctl_answer_tests;
-mod ctl_exports;
-mod ctl_freeze;
-mod ctl_listeners;
-mod ctl_names;
-mod ctl_reload;
-mod ctl_save;
-mod ctl_socket;
-mod ctl_state;
-mod ctl_tenants;
+mod describe;
 mod dir;
 mod disks;
 mod durability;
-#[cfg(test)]
-mod guide_tests;
 mod image;
 mod info;
 mod known_words;
 mod lab;
 mod log;
-mod man;
-mod man_control;
 mod observe;
 mod progress;
 mod serve;
@@ -84,9 +63,9 @@ enum Command {
     /// Runs experiments in virtual time, on modelled disks (headworks-lab)
     Lab(lab::LabArgs),
     /// Prints a completion script for a shell
-    Completions(completions::CompletionsArgs),
+    Completions(describe::completions::CompletionsArgs),
     /// Lists the manual pages, or writes them to a directory
-    Man(man::ManArgs),
+    Man(describe::man::ManArgs),
 }
 
 /// Exit code of a usage error; nothing was done.
@@ -121,8 +100,8 @@ fn main() -> ExitCode {
     match words.next() {
         Some(word) if word == serve::SPAWNER_COMMAND => return serve::run_spawner(words),
         Some(word) if word == serve::MOUNTS_COMMAND => return serve::run_mounts(words),
-        Some(word) if word == ctl_names::COMMAND => {
-            return with_ctl_commands(|commands| ctl_names::run(words, commands));
+        Some(word) if word == ctl::names::COMMAND => {
+            return with_ctl_commands(|commands| ctl::names::run(words, commands));
         }
         _ => {}
     }
@@ -143,8 +122,8 @@ fn main() -> ExitCode {
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Lab(options) => lab::run(&options),
-        Command::Completions(options) => completions::run(&options, command()),
-        Command::Man(options) => man::run(&options, command()),
+        Command::Completions(options) => describe::completions::run(&options, command()),
+        Command::Man(options) => describe::man::run(&options, command()),
     };
     // Their locks are given back while the process still runs.
     if !headworks_server::wait_for_closes(CLOSE_LIMIT) {
@@ -167,7 +146,7 @@ fn with_ctl_commands<T>(call: impl FnOnce(&[&str]) -> T) -> T {
 /// Explains an error of the whole command line.
 fn explain_line(error: &clap::Error) -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let misspelled = with_ctl_commands(|commands| ctl_socket::misspelled(&words, commands));
+    let misspelled = with_ctl_commands(|commands| ctl::socket::misspelled(&words, commands));
     match misspelled.filter(|_| error.use_stderr()) {
         Some(sentence) => {
             complain(sentence);
@@ -257,7 +236,7 @@ fn option_of_another_server(error: &clap::Error) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::*;
 
     #[test]
     fn command_without_its_command_is_one_line() {

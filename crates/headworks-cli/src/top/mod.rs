@@ -17,8 +17,9 @@ use headworks_control::methods;
 use headworks_control::param::LookBack;
 use headworks_server::parse_time;
 
+use crate::complain;
 use crate::ctl::call;
-use crate::{complain, ctl_socket};
+use crate::ctl::socket;
 use rates::{COLUMNS, Row, Sample, cell};
 
 /// Shows live rates and latencies of a running server, one row per export
@@ -36,7 +37,7 @@ has in its device; times are in ms. Below it is the worst export of the last ten
 merges, discards, flushes, aqu-sz and %util those of the device queue. limit, plug, tag, sched and dev are stage times (median and
 99th percentile). Exports that share a device have the same aqu-sz, %util and queue.")]
 pub struct TopArgs {
-    #[arg(value_name = "SOCKET", help = ctl_socket::HELP)]
+    #[arg(value_name = "SOCKET", help = socket::HELP)]
     socket: Option<PathBuf>,
     /// Time between two samples
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
@@ -67,7 +68,7 @@ fn interval(text: &str) -> Result<u64, String> {
 
 /// Shows the tables or the screen and returns the exit code.
 pub fn run(options: &TopArgs) -> ExitCode {
-    let socket = ctl_socket::find(options.socket.as_deref());
+    let socket = socket::find(options.socket.as_deref());
     let worst = methods::Why { seconds: LookBack(Some(10)), ..methods::Why::default() };
     let sample = move || {
         Ok(Sample {

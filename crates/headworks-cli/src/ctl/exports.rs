@@ -12,8 +12,8 @@ use headworks_server::parse_time;
 use serde_json::Value;
 
 use crate::columns::{aligned, seconds};
+use crate::ctl::tenants::{limited, target};
 use crate::ctl::{here, or_dash, read, sent};
-use crate::ctl_tenants::{limited, target};
 
 #[derive(Subcommand)]
 pub enum ExportCommand {

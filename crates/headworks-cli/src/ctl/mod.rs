@@ -3,6 +3,18 @@
 //! The server validates names and values. A request that it refuses prints one sentence and exits with 1; a usage
 //! error exits with 2.
 
+#[cfg(test)]
+mod answer_tests;
+pub(crate) mod exports;
+pub(crate) mod freeze;
+pub(crate) mod listeners;
+pub(crate) mod names;
+pub(crate) mod reload;
+pub(crate) mod save;
+pub(crate) mod socket;
+pub(crate) mod state;
+pub(crate) mod tenants;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,14 +33,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::columns::seconds;
-use crate::ctl_exports::ExportCommand;
-use crate::ctl_freeze;
-use crate::ctl_listeners::ListenerCommand;
-use crate::ctl_reload;
-use crate::ctl_save;
-use crate::ctl_socket;
-use crate::ctl_state::show_state;
-use crate::ctl_tenants::TenantCommand;
+use crate::ctl::exports::ExportCommand;
+use crate::ctl::listeners::ListenerCommand;
+use crate::ctl::state::show_state;
+use crate::ctl::tenants::TenantCommand;
 use crate::shown::escaped;
 use crate::{USAGE, complain, observe};
 
@@ -85,7 +93,7 @@ A word that is a command is never SOCKET; with a slash it is: ./get.
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; names of Headworks begin with hw_. hw0 is the first
 device. Images on one filesystem, files and overlays, share a device; `get exports/NAME/device` prints it. A refused value changes nothing.")]
 pub struct CtlArgs {
-    #[arg(value_name = "SOCKET", help = ctl_socket::HELP)]
+    #[arg(value_name = "SOCKET", help = socket::HELP)]
     socket: Option<PathBuf>,
     #[command(subcommand)]
     command: CtlCommand,
@@ -182,7 +190,7 @@ fn unconfirmed(command: &CtlCommand, result: &Value) -> Result<Option<Discarded>
 /// Failures that an answer reports beside what was done.
 fn failures(command: &CtlCommand, result: &Value) -> Result<Vec<String>, String> {
     match command {
-        CtlCommand::Reload => Ok(ctl_reload::failures(&read(result)?)),
+        CtlCommand::Reload => Ok(reload::failures(&read(result)?)),
         _ => Ok(Vec::new()),
     }
 }
@@ -196,7 +204,7 @@ pub fn run(options: &CtlArgs) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    let socket = ctl_socket::find(options.socket.as_deref());
+    let socket = socket::find(options.socket.as_deref());
     let told = match ask(&socket, method, &params) {
         Ok(answer) => tell(options, &socket, &answer),
         Err(error) => {
@@ -220,14 +228,14 @@ fn tell(options: &CtlArgs, socket: &Path, answer: &Value) -> Result<ExitCode, St
     if let CtlCommand::Export(ExportCommand::Freeze { exports, run: Some(run), .. }) =
         &options.command
     {
-        return Ok(ctl_freeze::run_frozen(socket, exports, run));
+        return Ok(freeze::run_frozen(socket, exports, run));
     }
     let notes = match &options.command {
         CtlCommand::Tenant(command) => command.complete(socket)?,
         _ => String::new(),
     };
     let text = match (&options.command, options.json) {
-        (CtlCommand::Save { print }, _) => ctl_save::save(&unescaped(answer)?, *print)?,
+        (CtlCommand::Save { print }, _) => save::save(&unescaped(answer)?, *print)?,
         (_, true) => format!("{answer:#}\n"),
         (command, false) => show(command, answer)? + &notes,
     };
@@ -312,7 +320,7 @@ fn assignments(words: &[String]) -> Result<Vec<(String, String)>, String> {
 /// Sends a request and returns its answer as it came, or an error sentence for the user.
 pub fn ask(socket: &Path, method: Method, params: &Params) -> Result<Value, String> {
     client::ask(socket, method, params).map_err(|error| match error {
-        ClientError::Connect(error) => ctl_socket::cannot_connect(socket, &error),
+        ClientError::Connect(error) => socket::cannot_connect(socket, &error),
         ClientError::Failed(sentence) => sentence,
     })
 }
@@ -341,13 +349,13 @@ fn show(command: &CtlCommand, answer: &Value) -> Result<String, String> {
         CtlCommand::Diskstats => read::<Vec<_>>(answer)?.iter().map(diskstats_line).collect(),
         CtlCommand::Export(command) => command.show(answer)?,
         CtlCommand::Tenant(command) => command.show(answer)?,
-        CtlCommand::Diff => ctl_save::show_diff(&read(answer)?, answer),
+        CtlCommand::Diff => save::show_diff(&read(answer)?, answer),
         // Written by `tell`.
         CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(&read::<Vec<_>>(answer)?),
         CtlCommand::Listener(command) => command.show(answer)?,
         CtlCommand::Upgrade => show_upgraded(&read(answer)?),
-        CtlCommand::Reload => ctl_reload::show(&read(answer)?),
+        CtlCommand::Reload => reload::show(&read(answer)?),
         CtlCommand::LogLevel { .. } => read::<answers::LogLevel>(answer)?.level + "\n",
         CtlCommand::Latency { export: None } => observe::show_percentiles(&read(answer)?),
         CtlCommand::Latency { .. } => observe::show_histograms(&read(answer)?),

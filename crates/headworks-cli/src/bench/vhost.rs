@@ -29,7 +29,7 @@ use headworks_vhost::driver::{
 };
 use serde_json::{Value, json};
 
-use crate::bench_nbd::{latency, micros};
+use crate::bench::nbd::{latency, micros};
 use crate::shown::{print_line, print_text};
 
 /// The beginning of a URI of this benchmark.

@@ -12,7 +12,7 @@ use headworks_nbd::client::{Client, ClientError, ClientOptions, Contents, Histog
 use headworks_nbd::wire::CommandFlags;
 use serde_json::{Value, json};
 
-use crate::bench_holes::Holes;
+use crate::bench::holes::Holes;
 
 /// Parameters of a benchmark of a server.
 pub struct BenchNbdOptions {

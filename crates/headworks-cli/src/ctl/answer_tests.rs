@@ -1,4 +1,4 @@
-//! What `headworks ctl` and `top` print of every answer of the server's own test, and what they ask: `ctl_answers.txt` beside this file.
+//! What `headworks ctl` and `top` print of every answer of the server's own test, and what they ask: `ctl/answers.txt` beside this file.
 //!
 //! After a change that is meant, `ANSWERS=write cargo test -p headworks-cli ctl_answer_tests` makes the file again.
 
@@ -12,7 +12,7 @@ use crate::top;
 
 const GIVEN: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../headworks-server/src/server/answers.txt");
-const SHOWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ctl_answers.txt");
+const SHOWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ctl/answers.txt");
 
 /// The command of these words.
 fn command(words: &str) -> CtlArgs {

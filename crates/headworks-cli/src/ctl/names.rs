@@ -17,7 +17,8 @@ use std::time::Duration;
 use headworks_control::methods;
 
 use crate::ctl::call;
-use crate::{ctl_socket, shown};
+use crate::ctl::socket;
+use crate::shown;
 
 /// First word of the command line; a part of the completion scripts, not a command for users.
 pub const COMMAND: &str = "complete-ctl";
@@ -88,7 +89,7 @@ impl Wanted {
     }
 
     fn socket(&self) -> PathBuf {
-        ctl_socket::find(self.socket.as_deref().map(Path::new))
+        socket::find(self.socket.as_deref().map(Path::new))
     }
 
     /// Asks the server; nothing if it does not answer.

@@ -13,8 +13,8 @@ use headworks_server::{TenantOptions, is_remote_base, latency_target_word, parse
 use serde_json::Value;
 
 use crate::columns::aligned;
+use crate::ctl::listeners;
 use crate::ctl::{call, here, read, sent};
-use crate::ctl_listeners;
 use crate::observe::micros;
 
 #[derive(Subcommand)]
@@ -137,7 +137,7 @@ impl TenantDisk {
         }
         let Some(words) = &self.socket else { return Ok(text) };
         let words = format!("name={tenant},tenant={tenant},unix={words}");
-        let added = ctl_listeners::added(&words).and_then(|listener| call(socket, &listener));
+        let added = listeners::added(&words).and_then(|listener| call(socket, &listener));
         match added {
             Ok(added) => Ok(text + &format!("{tenant}: listens at {}\n", added.address)),
             Err(error) => {

@@ -1,5 +1,12 @@
 //! `headworks bench`: command line of the benchmark, in fio's terms; for a device in process, an NBD server or a vhost-user device.
 
+pub(crate) mod allocations;
+pub(crate) mod device;
+pub(crate) mod feeders;
+pub(crate) mod holes;
+pub(crate) mod nbd;
+pub(crate) mod vhost;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,11 +16,11 @@ use headworks_nbd::client::bench::{BenchOptions, CONNECTIONS_MAX, Pattern, Verif
 use headworks_nbd::client::{ClientOptions, Uri};
 use headworks_server::{Spec, parse_size, parse_time};
 
-use crate::bench_nbd::{self, BenchNbdOptions};
-use crate::bench_vhost::{self, BenchVhostOptions};
+use crate::bench::nbd::BenchNbdOptions;
+use crate::bench::vhost::BenchVhostOptions;
 use crate::known_words::{ENGINES, PATTERNS};
 use crate::tunables::QueueArgs;
-use crate::{USAGE, bench_device, complain};
+use crate::{USAGE, complain};
 
 /// Measures a device in this process, an NBD server or a vhost-user device
 #[derive(Args)]
@@ -134,7 +141,7 @@ fn measure(options: BenchArgs) -> Result<(), Failure> {
     }
     match (&options.device, &options.uri) {
         (Some(device), _) => in_process(device, &options, pattern, block_bytes),
-        (None, Some(uri)) if uri.starts_with(bench_vhost::SCHEME) => {
+        (None, Some(uri)) if uri.starts_with(vhost::SCHEME) => {
             machine(uri, &options, pattern, block_bytes)
         }
         (None, Some(uri)) => server(uri, &options, pattern, block_bytes),
@@ -159,7 +166,7 @@ fn in_process(
         device.set_default_size(size);
     }
     let queue = options.queue.clone();
-    let bench = bench_device::DeviceBenchOptions {
+    let bench = device::DeviceBenchOptions {
         device,
         pattern,
         block_bytes,
@@ -170,13 +177,13 @@ fn in_process(
         ios: options.ios,
         seed: options.seed,
         engine: options.engine.parse().map_err(usage)?,
-        cache: bench_device::cache_of(options.cache).map_err(usage)?,
+        cache: device::cache_of(options.cache).map_err(usage)?,
         dirty: queue.dirty().map_err(usage)?,
         share,
         queue: Box::new(move |options| queue.apply(options)),
         json: options.json,
     };
-    bench_device::run(&bench).map_err(|message| (1, message))
+    device::run(&bench).map_err(|message| (1, message))
 }
 
 /// Raises the soft limit of open files to `count`, within the hard limit. Without it the connect reports the error.
@@ -234,7 +241,7 @@ fn machine(
         overwrite: options.overwrite,
         json: options.json,
     };
-    bench_vhost::run(&bench).map_err(|message| (1, message))
+    vhost::run(&bench).map_err(|message| (1, message))
 }
 
 fn server(
@@ -261,10 +268,7 @@ fn server(
         client: ClientOptions { structured: options.structured, ..ClientOptions::default() },
         ..BenchOptions::new(uri)
     };
-    let run = bench_nbd::run(&BenchNbdOptions {
-        bench,
-        overwrite: options.overwrite,
-        json: options.json,
-    });
+    let run =
+        nbd::run(&BenchNbdOptions { bench, overwrite: options.overwrite, json: options.json });
     run.map_err(|message| (1, message))
 }

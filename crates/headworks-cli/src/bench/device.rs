@@ -23,8 +23,8 @@ use headworks_nbd::client::bench::Pattern;
 use headworks_server::{Assembly, ExportOptions, ExportSpec, Spec};
 use serde_json::json;
 
-use crate::bench_holes::Holes;
-use crate::{allocations, bench_feeders};
+use crate::bench::holes::Holes;
+use crate::bench::{allocations, feeders};
 
 /// Warm-up before the measurement, as a fraction (1/n) of the run time.
 const WARM_UP: u32 = 10;
@@ -98,7 +98,7 @@ struct ThreadResult {
 /// Runs the benchmark and prints the report.
 pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
     if options.feeders > 0 {
-        return bench_feeders::run(options);
+        return feeders::run(options);
     }
     let result = match options.threads {
         1 => vec![one_thread(options, 0)],

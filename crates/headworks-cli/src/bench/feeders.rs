@@ -15,9 +15,9 @@ use headworks_core::stats::Histogram;
 use headworks_server::{Assembly, ExportSpec};
 use serde_json::json;
 
-use crate::allocations;
-use crate::bench_device::{Blocks, DeviceBenchOptions, cpu_ns, holes, print_rates};
-use crate::bench_holes::Holes;
+use crate::bench::allocations;
+use crate::bench::device::{Blocks, DeviceBenchOptions, cpu_ns, holes, print_rates};
+use crate::bench::holes::Holes;
 
 /// Batch size, as fio's `iodepth_batch_submit` and `iodepth_batch_complete`.
 const BATCH: usize = 8;

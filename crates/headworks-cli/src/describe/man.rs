@@ -43,7 +43,7 @@ struct Page {
 /// Lists or writes the pages and returns the exit code.
 pub fn run(options: &ManArgs, command: Command) -> ExitCode {
     if options.control {
-        crate::shown::print(crate::man_control::page());
+        crate::shown::print(crate::describe::man_control::page());
         return ExitCode::SUCCESS;
     }
     let written = pages(command).and_then(|pages| match &options.directory {
