@@ -14,11 +14,11 @@
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::ptr::NonNull;
 
 use headworks_core::{CacheOptions, ConfigError};
 
 use super::Mapping;
+use super::mapping::{READ_WRITE, map, too_long};
 use crate::size::display_size;
 
 /// Size of a huge page; machines with another size get ordinary pages.
@@ -83,34 +83,14 @@ impl Mapping {
     /// When `len` is 0 or the kernel has no address space for it.
     pub fn huge(len: usize) -> io::Result<(Self, &'static str)> {
         let transparent = fs::read_to_string(TRANSPARENT).is_ok_and(|text| is_on(&text));
-        if transparent && let Some(mapping) = Self::aligned(len)?.advised() {
+        let whole = len.checked_next_multiple_of(HUGE).ok_or_else(too_long)?;
+        if transparent && let Some(mapping) = Self::aligned(whole, HUGE, READ_WRITE)?.advised() {
             return Ok((mapping, TRANSPARENT_PAGES));
         }
-        if let Some(mapping) = Self::reserved(len) {
+        if let Ok(mapping) = Self::reserved(whole) {
             return Ok((mapping, RESERVED_PAGES));
         }
         Ok((Self::new(len)?, ORDINARY_PAGES))
-    }
-
-    /// An ordinary mapping at an address that huge pages can have: more is mapped, and the ends are given back.
-    fn aligned(len: usize) -> io::Result<Self> {
-        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
-        let whole = len.checked_next_multiple_of(HUGE).ok_or_else(too_long)?;
-        let wide = whole.checked_add(HUGE).filter(|_| len > 0).ok_or_else(too_long)?;
-        let mapping = std::mem::ManuallyDrop::new(Self::new(wide)?);
-        let start = mapping.base();
-        let head = start.align_offset(HUGE);
-        let base = mapping.at(head, whole);
-        // SAFETY: both ends are of the new mapping and outside the part that is kept; no pointer to them exists.
-        unsafe {
-            if head > 0 {
-                libc::munmap(start.cast(), head);
-            }
-            libc::munmap(base.add(whole).cast(), HUGE - head);
-        }
-        let base = NonNull::new(base).ok_or_else(too_long)?;
-        let (page, giving_back) = (mapping.page, mapping.giving_back);
-        Ok(Self { base, len: whole, mapped: whole, page, giving_back })
     }
 
     /// Asks for transparent huge pages; none if the kernel has none.
@@ -121,18 +101,9 @@ impl Mapping {
     }
 
     /// Pages that were reserved, if there are enough. Without MAP_NORESERVE: the kernel counts now whether they suffice.
-    fn reserved(len: usize) -> Option<Self> {
-        let whole = len.checked_next_multiple_of(HUGE).filter(|whole| *whole > 0)?;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | MAP_HUGE_2MB;
-        let rights = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), whole, rights, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return None;
-        }
-        let giving_back = libc::MADV_DONTNEED;
-        let (mapped, page) = (whole, HUGE);
-        NonNull::new(base.cast()).map(|base| Self { base, len: whole, mapped, page, giving_back })
+    fn reserved(len: usize) -> io::Result<Self> {
+        let base = map(len, READ_WRITE, libc::MAP_HUGETLB | MAP_HUGE_2MB)?;
+        Ok(Self { base, len, mapped: len, page: HUGE, giving_back: libc::MADV_DONTNEED })
     }
 }
 

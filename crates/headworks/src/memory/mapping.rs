@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr::NonNull;
 
@@ -19,6 +20,7 @@ use super::huge::HUGE;
 pub const PAGE: usize = 4096;
 /// The filesystem of files in huge pages, as `fstatfs` names it.
 const HUGETLBFS: u32 = 0x9584_58f6;
+pub(super) const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Anonymous memory, unmapped when dropped.
 #[derive(Debug)]
@@ -44,27 +46,33 @@ impl Mapping {
     /// # Errors
     /// When `len` is 0 or the kernel has no address space for it.
     pub fn new(len: usize) -> io::Result<Self> {
-        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
+        Self::with_rights(len, READ_WRITE)
+    }
+
+    fn with_rights(len: usize, rights: libc::c_int) -> io::Result<Self> {
         let mapped = len.checked_next_multiple_of(PAGE).ok_or_else(too_long)?;
-        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let base = map(mapped, rights, libc::MAP_NORESERVE)?;
         // Huge pages would make one written byte cost 2 MiB and gain little: 5-13 % on random 4 KiB copies over 256 MiB.
         // SAFETY: advice about our own mapping; a kernel without huge pages refuses it, which is as good.
-        unsafe { libc::madvise(base, mapped, libc::MADV_NOHUGEPAGE) };
-        let base = NonNull::new(base.cast()).expect("mmap never answers null without MAP_FIXED");
+        unsafe { libc::madvise(base.as_ptr().cast(), mapped, libc::MADV_NOHUGEPAGE) };
         Ok(Self { base, len, mapped, page: PAGE, giving_back: libc::MADV_DONTNEED })
+    }
+
+    /// A mapping of whole pages at a multiple of `align`: more is mapped, and the ends are given back.
+    pub(super) fn aligned(len: usize, align: usize, rights: libc::c_int) -> io::Result<Self> {
+        let wide = len.checked_add(align).filter(|_| len > 0).ok_or_else(too_long)?;
+        let wide = ManuallyDrop::new(Self::with_rights(wide, rights)?);
+        let head = wide.base().align_offset(align);
+        let base = wide.at(head, len);
+        // SAFETY: both ends are of the new mapping and outside the part that is kept; no pointer to them exists.
+        unsafe {
+            if head > 0 {
+                libc::munmap(wide.base().cast(), head);
+            }
+            libc::munmap(base.add(len).cast(), wide.mapped - head - len);
+        }
+        let base = NonNull::new(base).ok_or_else(too_long)?;
+        Ok(Self { base, len, mapped: len, page: wide.page, giving_back: wide.giving_back })
     }
 
     /// Maps `len` bytes of a file in memory from `offset` on, shared with every process that maps it; aligned to huge pages, and in
@@ -74,49 +82,27 @@ impl Mapping {
     /// When `len` is 0, the range is not inside the file or does not begin with a page of its filesystem, or the kernel has no address
     /// space, or no pages, for it.
     pub fn shared(file: &File, offset: usize, len: usize) -> io::Result<Self> {
-        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
         let page = page_size(file)?;
         if !offset.is_multiple_of(page) {
             let message =
                 format!("its filesystem has pages of {page} bytes, and {offset} is inside of one");
             return Err(io::Error::new(io::ErrorKind::Unsupported, message));
         }
-        let align = HUGE.max(page);
         let mapped = len.checked_next_multiple_of(page).ok_or_else(too_long)?;
-        let wide = mapped.checked_add(align).filter(|_| len > 0).ok_or_else(too_long)?;
-        // Address space for an aligned mapping; its ends are given back.
-        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory of ours.
-        let room = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            libc::mmap(std::ptr::null_mut(), wide, libc::PROT_NONE, flags, -1, 0)
-        };
-        if room == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let head = room.align_offset(align);
-        let target = room.wrapping_byte_add(head);
-        // SAFETY: replaces a part of the room, to which there is no other pointer, and gives back the rest of it: `mapped` is whole
-        // pages of the file's filesystem, so the kernel does not replace more, and `head + mapped` is at most `wide`.
+        let mut room = Self::aligned(mapped, HUGE.max(page), libc::PROT_NONE)?;
+        // SAFETY: replaces the room, to which there is no other pointer: `mapped` is whole pages of the file's filesystem, so the kernel
+        // does not replace more.
         unsafe {
-            let rights = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-            let base = libc::mmap(target, mapped, rights, flags, file.as_raw_fd(), offset as i64);
-            if base == libc::MAP_FAILED {
-                let error = io::Error::last_os_error();
-                libc::munmap(room, wide);
-                return Err(error);
-            }
-            if head > 0 {
-                libc::munmap(room, head);
-            }
-            if head < align {
-                libc::munmap(target.byte_add(mapped), align - head);
+            let (target, flags) = (room.base().cast(), libc::MAP_SHARED | libc::MAP_FIXED);
+            let (fd, offset) = (file.as_raw_fd(), offset as i64);
+            if libc::mmap(target, mapped, READ_WRITE, flags, fd, offset) == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
             }
             // A filesystem without huge pages refuses it, which is as good.
             libc::madvise(target, mapped, libc::MADV_HUGEPAGE);
         }
-        let base = NonNull::new(target.cast()).ok_or_else(too_long)?;
-        Ok(Self { base, len, mapped, page, giving_back: libc::MADV_REMOVE })
+        (room.len, room.page, room.giving_back) = (len, page, libc::MADV_REMOVE);
+        Ok(room)
     }
 
     /// Makes the mapping longer. The new bytes read as zeros. The mapping may move: pointers and spans of it are invalid
@@ -128,7 +114,6 @@ impl Mapping {
         if len <= self.len {
             return Ok(());
         }
-        let too_long = || io::Error::from_raw_os_error(libc::ENOMEM);
         let mapped = len.checked_next_multiple_of(self.page).ok_or_else(too_long)?;
         // SAFETY: this mapping's own range. Nothing borrows it: `base`, `at` and `span` hand out raw pointers, and their users
         // promise in unsafe code not to use them after a move.
@@ -236,6 +221,21 @@ impl Drop for Mapping {
         // SAFETY: mapped in `new` or `shared` with this base and length in whole pages, and unmapped only here.
         unsafe { libc::munmap(self.base().cast(), self.mapped) };
     }
+}
+
+/// Maps `len` private bytes at an address of the kernel's choice.
+pub(super) fn map(len: usize, rights: libc::c_int, flags: libc::c_int) -> io::Result<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags;
+    // SAFETY: a new mapping touches no memory of ours.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, rights, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(base.cast()).expect("mmap never answers null without MAP_FIXED"))
+}
+
+pub(super) fn too_long() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOMEM)
 }
 
 /// Returns the unit in which the kernel maps a file: the size of a huge page on hugetlbfs, else [`PAGE`].
