@@ -66,6 +66,7 @@ mod size;
 #[cfg(doctest)]
 mod soundness_tests;
 mod sync;
+mod system;
 /// The fixtures of the crates above, over the types of this one.
 #[cfg(test)]
 #[path = "../../headworks-testing/src/lib.rs"]

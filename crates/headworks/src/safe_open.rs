@@ -11,9 +11,10 @@
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+
+use crate::system::change_flags;
 
 /// What a path may be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,7 +103,8 @@ fn open(path: &Path, options: &mut OpenOptions, accepts: Accepts) -> io::Result<
                        use the image of that export, or its NBD URI";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
-    wait_again(&file)?;
+    // That was for opening alone: io_uring gives up operations on files that have it.
+    change_flags(&file, 0, libc::O_NONBLOCK)?;
     Ok(file)
 }
 
@@ -163,23 +165,11 @@ fn name_of(kind: FileType) -> &'static str {
     }
 }
 
-/// Takes back the flag that was for opening alone: io_uring gives up operations on files that have it.
-fn wait_again(file: &File) -> io::Result<()> {
-    // SAFETY: calls on an open descriptor.
-    let status = unsafe {
-        let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
-        match flags {
-            -1 => -1,
-            flags => libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK),
-        }
-    };
-    if status == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::TempFile;
+    use std::os::fd::AsRawFd;
     use std::os::unix::ffi::OsStrExt;
 
     fn fifo(path: &Path) {

@@ -11,8 +11,10 @@
 //! is one atomic exchange, so exactly one wake-up finds QUIET or POLLED and makes the system call.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::system::{eventfd, ring};
 
 const QUIET: u32 = 0;
 const NOTIFIED: u32 = 1;
@@ -33,14 +35,8 @@ impl Parker {
     /// # Errors
     /// No file descriptor is left for the eventfd.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened, and owned by nothing else.
-        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { state: AtomicU32::new(QUIET), closed: AtomicBool::new(false), eventfd })
+        let (state, closed) = (AtomicU32::new(QUIET), AtomicBool::new(false));
+        Ok(Self { state, closed, eventfd: eventfd()? })
     }
 
     /// The eventfd, readable after a wake-up of an armed feeder.
@@ -53,11 +49,7 @@ impl Parker {
         // Release: pairs with the Acquire in `sleep`, `arm` and `disarm`.
         match self.state.swap(NOTIFIED, Ordering::Release) {
             QUIET => self.futex(libc::FUTEX_WAKE, 1),
-            POLLED => {
-                let one = 1_u64;
-                // SAFETY: eight bytes of a local; the descriptor is open as long as `self`.
-                unsafe { libc::write(self.eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
-            }
+            POLLED => ring(&self.eventfd),
             _ => {}
         }
     }

@@ -12,13 +12,14 @@
 //! opened again is never mistaken.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::ops::Ops;
 use super::pool::{Job, Outcome, Pool};
 use super::watch::{Watches, event_of, place_token};
 use super::{DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker};
 use crate::memory::Span;
+use crate::system::{checked, opened};
 use headworks_core::DeviceId;
 
 /// Most threads of a pool. 16: a disk's depth-32 throughput needs most of it, and each is a stack and a possible wake-up.
@@ -48,13 +49,8 @@ pub(super) struct Threads {
 impl Threads {
     /// An engine with room for `disk_depth` operations.
     pub fn open(disk_depth: usize) -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened, with no other owner.
-        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: no pointers; what it opens is owned by nothing else.
+        let epoll = unsafe { opened(libc::epoll_create1(libc::EPOLL_CLOEXEC)) }?;
         let waker = Waker::new()?;
         let edges = (libc::EPOLLIN | libc::EPOLLET) as u32;
         control(&epoll, libc::EPOLL_CTL_ADD, waker.fd(), edges, BELL)?;
@@ -148,10 +144,7 @@ impl Threads {
 fn control(epoll: &OwnedFd, how: i32, fd: RawFd, mask: u32, name: u64) -> io::Result<()> {
     let mut event = libc::epoll_event { events: mask, u64: name };
     // SAFETY: `event` lives during the call.
-    match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &raw mut event) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    checked(unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &raw mut event) }).map(drop)
 }
 
 fn epoll_mask(interest: Interest) -> u32 {

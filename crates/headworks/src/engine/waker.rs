@@ -10,10 +10,11 @@
 //! woken thread no system call. The counter would overflow after 2^64 wake-ups.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use crate::sync::{AtomicBool, CachePadded, Ordering};
+use crate::system::{eventfd, ring};
 
 /// Coalesces wake-ups: only the first since the last answer has to make a noise.
 #[derive(Debug)]
@@ -56,15 +57,7 @@ pub struct Waker(Arc<Inner>);
 
 impl Waker {
     pub(super) fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened, with no other owner.
-        let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let bell = WakeFlag::default();
-        Ok(Self(Arc::new(Inner { bell, eventfd })))
+        Ok(Self(Arc::new(Inner { bell: WakeFlag::default(), eventfd: eventfd()? })))
     }
 
     /// Wakes the shard, or makes its next sleep end at once.
@@ -76,9 +69,7 @@ impl Waker {
 
     /// An edge on the eventfd.
     pub(super) fn make_noise(&self) {
-        let one = 1_u64;
-        // SAFETY: eight bytes of a local. It cannot fail: the fd is open as long as we are, and the counter has room.
-        unsafe { libc::write(self.0.eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+        ring(&self.0.eventfd);
     }
 
     /// What the engine watches, for edges.

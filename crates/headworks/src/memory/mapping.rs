@@ -10,11 +10,12 @@
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use super::Span;
 use super::huge::HUGE;
+use crate::system::{filesystem_of, opened};
 
 /// The unit in which memory is had from and given back to the kernel.
 pub const PAGE: usize = 4096;
@@ -243,12 +244,7 @@ pub(super) fn too_long() -> io::Error {
 /// # Errors
 /// The kernel does not say.
 pub fn page_size(file: &File) -> io::Result<usize> {
-    // SAFETY: a struct of integers, which the kernel fills in.
-    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `found` lives through the call.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let found = filesystem_of(file)?;
     let is_huge = found.f_type as u32 == HUGETLBFS;
     let size = usize::try_from(found.f_bsize).ok().filter(|size| size.is_power_of_two());
     Ok(size.filter(|size| is_huge && *size >= PAGE).unwrap_or(PAGE))
@@ -256,10 +252,8 @@ pub fn page_size(file: &File) -> io::Result<usize> {
 
 /// A file in memory without a path; `name` is what `/proc` shows for it.
 pub fn memory_file(name: &std::ffi::CStr) -> io::Result<File> {
-    // SAFETY: the name is terminated.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: the descriptor is new, and the caller's alone.
-    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) }).ok_or_else(io::Error::last_os_error)
+    // SAFETY: the name is terminated; what the call opens is owned by nothing else.
+    unsafe { opened(libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC)) }.map(File::from)
 }
 
 #[cfg(test)]
@@ -307,7 +301,7 @@ mod tests {
         // SAFETY: makes a new descriptor.
         let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
         // SAFETY: it is new, and ours alone.
-        let file = (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })?;
+        let file = unsafe { opened(fd) }.map(File::from).ok()?;
         file.set_len(bytes as u64).ok()?;
         // Where the pool has none, the kernel has no pages to map.
         Mapping::shared(&file, 0, bytes).ok()?;

@@ -23,6 +23,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use crate::system::checked;
+
 const PERMISSION_BASE: i64 = 100;
 const FORBIDDEN_BASE: i64 = 200;
 
@@ -88,23 +90,20 @@ fn says_unavailable(error: &io::Error) -> bool {
     )
 }
 
-fn flock(kind: i32, byte: i64) -> libc::flock {
+/// Asks for or about a lock of `len` bytes, 0 for all; the kernel's answer.
+fn fcntl(file: &File, call: i32, kind: i32, (start, len): (i64, i64)) -> io::Result<libc::flock> {
     // SAFETY: a struct of integers, for which zeros are a value; `l_pid` has to be 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
-    lock.l_start = byte;
-    lock.l_len = 1;
-    lock
+    (lock.l_start, lock.l_len) = (start, len);
+    // SAFETY: `lock` lives through the call, which reads and fills it.
+    checked(unsafe { libc::fcntl(file.as_raw_fd(), call, &raw mut lock) })?;
+    Ok(lock)
 }
 
 fn set_shared(file: &File, byte: i64) -> io::Result<()> {
-    let lock = flock(libc::F_RDLCK, byte);
-    // SAFETY: `lock` lives through the call, which only reads it.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    fcntl(file, libc::F_OFD_SETLK, libc::F_RDLCK, (byte, 1)).map(drop)
 }
 
 /// Makes the lock of a writer that of a reader.
@@ -112,14 +111,8 @@ fn set_shared(file: &File, byte: i64) -> io::Result<()> {
 /// # Errors
 /// What the kernel says.
 pub fn share(file: &File) -> io::Result<()> {
-    for byte in bytes(PERMISSION_BASE, WRITE) {
-        let lock = flock(libc::F_UNLCK, byte);
-        // SAFETY: `lock` lives through the call, which only reads it.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
+    let free = |byte| fcntl(file, libc::F_OFD_SETLK, libc::F_UNLCK, (byte, 1)).map(drop);
+    bytes(PERMISSION_BASE, WRITE).try_for_each(free)
 }
 
 /// Whether another open file uses the image in a way that excludes this use; takes no lock.
@@ -188,22 +181,12 @@ fn patiently(
 }
 
 fn release(file: &File) -> io::Result<()> {
-    let mut all = flock(libc::F_UNLCK, 0);
-    all.l_len = 0;
-    // SAFETY: `all` lives through the call, which reads it.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &all) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    fcntl(file, libc::F_OFD_SETLK, libc::F_UNLCK, (0, 0)).map(drop)
 }
 
 fn others_hold(file: &File, byte: i64) -> io::Result<bool> {
-    let mut lock = flock(libc::F_WRLCK, byte);
-    // SAFETY: `lock` lives through the call, which fills it.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
-        0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let found = fcntl(file, libc::F_OFD_GETLK, libc::F_WRLCK, (byte, 1))?;
+    Ok(i32::from(found.l_type) != libc::F_UNLCK)
 }
 
 #[cfg(test)]

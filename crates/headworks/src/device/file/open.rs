@@ -30,6 +30,7 @@ use super::probe;
 use crate::memory::memory_file;
 use crate::safe_open::open_image;
 use crate::size::display_size;
+use crate::system::checked;
 
 /// Whether to go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -404,10 +405,8 @@ fn open_or_imagine(path: &Path, options: &FileOptions) -> Result<(File, bool), C
 fn may_access(path: &Path, how: libc::c_int) -> io::Result<()> {
     let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the name is terminated and lives through the call.
-    match unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), how, libc::AT_EACCESS) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let answer = unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), how, libc::AT_EACCESS) };
+    checked(answer).map(drop)
 }
 
 fn check_size(path: &Path, size: u64, options: &FileOptions) -> Result<u64, ConfigError> {

@@ -9,6 +9,7 @@ use headworks_core::QueueOptions;
 
 use super::FileMode;
 use crate::memory::{Mapping, PAGE};
+use crate::system::{change_flags, filesystem_of};
 
 /// Punching in memory frees its pages on the spot, 1 MiB in 0.1 ms, and writers of the file wait meanwhile: with their thread, as they write in
 /// place.
@@ -19,14 +20,10 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
 /// Whether the file's bytes are in the page cache and nowhere else.
 pub fn is_memory_filesystem(file: &File) -> bool {
-    // SAFETY: a struct of integers, for which zeros are a value.
-    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `facts` lives through the call, which fills it.
-    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &mut facts) } != 0;
     let is_block = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
-    let kind = facts.f_type as u64;
+    let in_memory = |kind: u64| kind == libc::TMPFS_MAGIC as u64 || kind == RAMFS_MAGIC;
     // A block device's node may itself lie on a tmpfs (devtmpfs is one).
-    !failed && !is_block && (kind == libc::TMPFS_MAGIC as u64 || kind == RAMFS_MAGIC)
+    !is_block && filesystem_of(file).is_ok_and(|facts| in_memory(facts.f_type as u64))
 }
 
 /// The logical block size of a block device; `None` for a file.
@@ -44,31 +41,18 @@ pub fn enable_direct_io(file: &File) -> Option<u32> {
     if stated.is_some_and(|block| block == 0 || block > PAGE as u32) {
         return None;
     }
-    let fd = file.as_raw_fd();
-    // SAFETY: plain calls on an open file.
-    let (flags, failed) = unsafe {
-        let flags = libc::fcntl(fd, libc::F_GETFL);
-        (flags, libc::fcntl(fd, libc::F_SETFL, flags | libc::O_DIRECT) < 0)
-    };
-    if flags < 0 || failed {
-        return None;
-    }
+    change_flags(file, libc::O_DIRECT, 0).ok()?;
     let block = stated.or_else(|| tried_alignment(file));
     if block.is_none() {
-        // SAFETY: as above; it sets what was set before.
-        unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
+        disable_direct_io(file);
     }
     block
 }
 
 /// Unsets O_DIRECT of a file again.
 pub fn disable_direct_io(file: &File) {
-    let fd = file.as_raw_fd();
-    // SAFETY: plain calls on an open file.
-    unsafe {
-        let flags = libc::fcntl(fd, libc::F_GETFL);
-        libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_DIRECT);
-    }
+    // What could be set can be taken back.
+    let _ = change_flags(file, 0, libc::O_DIRECT);
 }
 
 /// What `statx` says: 0 means no direct I/O, `None` that it does not know (before Linux 6.1, and some filesystems).
