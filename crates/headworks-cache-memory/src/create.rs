@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use headworks_core::{CacheOptions, DirtyEntry, VolumeId};
 
 use super::dirty_log::{DirtyLog, exact_now};
 use super::layout::{
-    MAGIC, READABLE, ROW_BYTES, VERSION, VolumeRow, entries, head, shard, shard_at, word,
+    MAGIC, READABLE, ROW_BYTES, ROWS_AT, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
 use super::left::LeftCache;
 use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
@@ -85,6 +86,17 @@ impl Offsets {
             at += shard.buffers.next_multiple_of(HUGE);
         }
         Self { shards, head, control, len: at }
+    }
+}
+
+/// Writes the first word of a new file, with the page that it is in, before the file has its length: a process that is killed
+/// meanwhile leaves no file of zeros, which an empty disk is, too. A file of hugetlbfs cannot be written, and its first word is stored later.
+fn write_magic(file: &File) -> io::Result<()> {
+    let mut page = [0; ROWS_AT];
+    page[head::MAGIC..][..8].copy_from_slice(&MAGIC.to_le_bytes());
+    match file.write_all_at(&page, 0) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        written => written,
     }
 }
 
@@ -179,6 +191,7 @@ impl CacheMemory {
         space: Option<Space>,
     ) -> io::Result<Self> {
         let offsets = Offsets::new(rows, &geometry);
+        write_magic(&file)?;
         file.set_len(offsets.len as u64)?;
         if let Some(space) = &space {
             space.reserve(0, offsets.head)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use super::dirty_log::now;
 use super::layout::{
     MAGIC, READABLE, ROWS_AT, VERSION, VolumeRow, entries, head, shard, shard_at, word,
 };
-use headworks::house::{Mapping, PAGE};
+use headworks::house::{Mapping, PAGE, page_size};
 use headworks_house::Identity;
 
 /// Most shards and rows that a file may claim to have: far more than any server has.
@@ -106,6 +106,12 @@ fn wrong(message: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message.into())
 }
 
+/// Whether a file of zeros is one of this project's whose process died before its first word. On tmpfs that word comes first, so there a
+/// file of zeros is another's: an empty disk. A memfd has no name, and hugetlbfs is no place for disks.
+fn begins_in_memory(file: &File) -> io::Result<bool> {
+    Ok(file.metadata()?.nlink() == 0 || page_size(file)? != PAGE)
+}
+
 /// Whether a file has zeros alone.
 fn is_zero(file: &File) -> io::Result<bool> {
     let (mut at, mut bytes) = (0_u64, vec![0; 1 << 16]);
@@ -157,8 +163,8 @@ impl LeftCache {
         if get(head::READY) == 0 && get(head::MAGIC) == MAGIC {
             return Ok(None);
         }
-        // The first word of a file is the first that is written. An image may begin with zeros, too, and is no file to be removed.
-        if get(head::MAGIC) == 0 && is_zero(&file)? {
+        // An image may begin with zeros, too, or have nothing else, and is no file to be removed.
+        if get(head::MAGIC) == 0 && begins_in_memory(&file)? && is_zero(&file)? {
             return Ok(None);
         }
         if get(head::MAGIC) != MAGIC {

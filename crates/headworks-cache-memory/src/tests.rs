@@ -419,7 +419,12 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
     assert!(other.unwrap_err().contains("has layout 9, and this version reads layouts up to 2"));
     let foreign = file(|memory| word(memory, head::MAGIC).store(9, Ordering::Relaxed));
     assert!(foreign.unwrap_err().contains("no cache file"));
-    // A process died before the first word; a file system's image begins with a kilobyte of zeros.
+    // A process died after the first word.
+    let begun = memfd();
+    begun.write_all_at(b"hwcache\n", 0).unwrap();
+    begun.set_len(4096).unwrap();
+    assert!(LeftCache::open(begun).unwrap().is_none());
+    // A process of an older version died before it; a file system's image begins with a kilobyte of zeros.
     for (written, expected) in
         [(0, Ok(false)), (1, Err("is no cache file of headworks".to_owned()))]
     {
@@ -438,6 +443,16 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
         let error = LeftCache::open(memory).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("damaged"), "{error}");
     }
+}
+
+#[test]
+fn named_file_of_zeros_is_an_empty_disk() {
+    let Some(memory) = memory_directory() else { return };
+    let path = TempFile::absent_in(&memory, "cache-zeros");
+    let file = File::options().read(true).write(true).create_new(true).open(path.path()).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let refused = LeftCache::open(file).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("no cache file"), "{refused}");
 }
 
 /// An empty file on a tmpfs of limited size; none where /dev/shm is no such.
