@@ -2,7 +2,7 @@
 # matrix: engine
 # seconds: 20
 # lock: host
-# Exports as files of FUSE: fio's verification beside an NBD client of the same export, file systems, holes, permissions, live changes, kill -9.
+# Exports as files of FUSE: fio's verification beside an NBD client of the same export, file systems, holes, permissions, live changes, an upgrade, kill -9.
 . "$(dirname "$0")/lib.sh"
 
 if ! [ -w /dev/fuse ] && ! command -v fusermount3 >/dev/null; then
@@ -151,7 +151,12 @@ check "an export that grows" ctl resize disk 96M
 check "shows its size" has_size "$disk" $((96 << 20))
 check "the file of an export is no image" refused "the image of that export" ctl add "self=file:path=$disk"
 check "and no base of an overlay" refused "the image of that export" ctl add "self=overlay:path=$IMAGES/o.img,base=$disk"
-check "an upgrade is refused with the reason" refused "files of FUSE" ctl upgrade
+exec 8<>"$disk"
+check "an upgrade keeps the files" ctl upgrade
+SERVER=$(sed -n 's/.* upgraded: process \([0-9]*\) serves now.*/\1/p' "$LOG")
+check "and who has them open" sh -c 'dd if="$1" bs=64k status=none >&8 && head -c 65536 "$2" | cmp - "$1"' - "$DIR/pattern" "$disk"
+check "which keeps their export from being removed" refused "has a client" ctl remove disk
+exec 8<&-
 frozen() { # a write waits for the thaw
     ctl freeze disk || return 1
     dd if=/dev/zero of="$disk" bs=4k count=1 conv=notrunc status=none &

@@ -94,6 +94,14 @@ impl Channel {
         }
     }
 
+    /// Another descriptor of the same device, for another process: it reads and answers what this one would, in place of this one.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.device.try_clone()
+    }
+
     /// From now on a read that finds no request returns, as [`Channel::receive_within`] needs it.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         // SAFETY: flags of a descriptor that is open.

@@ -21,7 +21,6 @@ use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
 use crate::control::tree::{ExportNode, device_name};
-use crate::exports::access::ListenerSpec;
 use crate::exports::assemble::cache_shares;
 use crate::exports::assemble::check_tenants;
 use crate::exports::assemble::export_info::{served_exports, unavailable};
@@ -278,7 +277,8 @@ impl Server {
         let launched = launched.inspect_err(|_| shared.keeper().undo_all());
         let Launched { threads, engine, pages } = launched?;
         if let Some(adoption) = adoption {
-            let finished = adoption.finish(&shared, &setup.exports, options, || {
+            let directories = (&*shared, &contexts.directories);
+            let finished = adoption.finish(directories, &setup.exports, options, || {
                 let keeper = shared.keeper();
                 if let Some(takeover) = &options.process.takeover {
                     // Release: what the old process did comes first.
@@ -327,6 +327,13 @@ impl Server {
         let opened = match restoring {
             // Files come when everything is restored.
             Some(opened) => opened,
+            // There is no way back to the old process.
+            None if options.process.takeover.is_some() => {
+                let outcomes = directories.iter().map(await_files);
+                let problems = outcomes.filter_map(|outcome| outcome.err());
+                server.notes.extend(problems.map(|error| error.message.to_string()));
+                Ok(())
+            }
             None => directories.iter().try_for_each(await_files),
         };
         match opened.and_then(|()| server.open_endpoints(control, metrics)) {
@@ -396,12 +403,6 @@ impl Server {
 
     pub(crate) fn shared(&self) -> &ServerShared {
         &self.shared
-    }
-
-    /// Whether exports are files of a directory.
-    pub(crate) fn has_directories(&self) -> bool {
-        let is_directory = |spec: &ListenerSpec| matches!(spec.address, Address::Directory(_));
-        self.listeners.entries().iter().filter_map(|entry| entry.spec.as_ref()).any(is_directory)
     }
 
     /// Second descriptors of the listening sockets.

@@ -59,7 +59,7 @@ use cache_file::{CacheStore, StoredMemory};
 pub use child::child_code;
 use child::spawn;
 use layers::blame;
-use mounts::MountHelper;
+use mounts::MountHelpers;
 use options::Sandbox;
 use pid_file::PidFile;
 use reload::Reload;
@@ -131,7 +131,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
     let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
-    let mounts = MountHelper::start(&server_options, user.as_ref().map(User::ids));
+    let handed = std::mem::take(&mut state.mounts);
+    let mounts = MountHelpers::start(&server_options, user.as_ref().map(User::ids), handed);
     let mounts = mounts.map_err(OptionError::Io)?.map(Arc::new);
     let mounts_of_server = || mounts.clone().map(|helper| helper as Arc<dyn Mounts>);
     let is_after_stop = predecessor.is_none() && takeover.is_some();
@@ -144,7 +145,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
     server_options.process.loaded = loaded;
     server_options.process.mounts = mounts_of_server();
     let sockets = std::mem::take(&mut state.sockets);
-    let environment = Environment { sockets, log_level: log_level.clone(), user, state };
+    let environment =
+        Environment { sockets, log_level: log_level.clone(), user, state, mounts: mounts.clone() };
     let running = match (start(&effective, (specs, server_options), environment, &signals), spare) {
         // Cache or shards are others now, as a restart may have it: what the stop has left does not fit.
         (Err(error), Some(sockets)) if error.option == TAKEOVER => {
@@ -154,7 +156,8 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
             server_options.process.reload = Some(reload_hook);
             server_options.process.mounts = mounts_of_server();
             let (user, state) = (self::user(&effective.options)?, ProcessState::default());
-            let environment = Environment { sockets, log_level, user, state };
+            let environment =
+                Environment { sockets, log_level, user, state, mounts: mounts.clone() };
             start(&effective, (specs, server_options), environment, &signals)?
         }
         (started, _) => started?,
@@ -219,6 +222,7 @@ struct Environment {
     user: Option<User>,
     /// What the process handed over that this one replaces, without the sockets.
     state: ProcessState,
+    mounts: Option<Arc<MountHelpers>>,
 }
 
 fn user(options: &ServeArgs) -> Result<Option<User>, ConfigError> {
@@ -228,7 +232,7 @@ fn user(options: &ServeArgs) -> Result<Option<User>, ConfigError> {
 fn start(
     effective: &EffectiveOptions,
     (specs, mut server_options): (Vec<ExportSpec>, ServerOptions),
-    Environment { mut sockets, log_level, user, mut state }: Environment,
+    Environment { mut sockets, log_level, user, mut state, mounts }: Environment,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
     let EffectiveOptions { options, config, .. } = effective;
@@ -359,6 +363,7 @@ fn start(
         pid_file,
         store,
         sockets,
+        mounts,
     })
 }
 

@@ -4,6 +4,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use headworks_server::Server;
@@ -12,6 +13,7 @@ use super::address::PrivateDirectory;
 use super::announced_export::AnnouncedExport;
 use super::cache_file::CacheStore;
 use super::listen::AnnouncedListener;
+use super::mounts::MountHelpers;
 use super::pid_file::PidFile;
 use super::systemd::InheritedSockets;
 use super::upgrade::ProcessState;
@@ -42,6 +44,8 @@ pub(super) struct Running {
     pub store: CacheStore,
     /// Sockets of the service manager.
     pub sockets: InheritedSockets,
+    /// What mounts files of FUSE; none if there are no such files.
+    pub mounts: Option<Arc<MountHelpers>>,
 }
 
 impl Running {
@@ -63,6 +67,7 @@ impl Running {
             memory: self.store.to_hand_over()?,
             private: self.private.as_ref().map(|private| private.path().to_owned()),
             pid_file: self.pid_file.as_ref().map(|file| file.path().to_owned()),
+            mounts: self.mounts.as_ref().map_or(Ok(Vec::new()), |helpers| helpers.hand_over())?,
         })
     }
 

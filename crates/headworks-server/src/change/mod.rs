@@ -167,6 +167,11 @@ impl LiveChanges {
         Self { listeners, ..self }
     }
 
+    /// The directories of files of FUSE.
+    pub fn directories(&self) -> &ServedDirectories {
+        &self.directories
+    }
+
     /// Sets what mounts files of FUSE.
     pub fn with_mounts(self, mounts: Option<Arc<dyn Mounts>>) -> Self {
         Self { mounts, ..self }

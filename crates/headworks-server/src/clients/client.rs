@@ -20,6 +20,7 @@ use headworks_core::limits::{LimitDirection, LimitedIo};
 use headworks_core::{BioId, ExportId, Instant, Ioprio, ReplyStage, Status, WaitTimes};
 
 use crate::clients::files::FuseClient;
+use crate::clients::files::hand_over::HandedFile;
 use crate::clients::nbd::connection::{
     Connection, ExportBinding, HandedConnection, ReceiveOutcome, Shares,
 };
@@ -43,6 +44,14 @@ pub enum ShardClient {
     Rings(Box<RingClient>),
     /// A file of FUSE.
     Fuse(Box<FuseClient>),
+}
+
+/// A client for another process.
+pub enum HandedClient {
+    /// An NBD connection.
+    Connection(HandedConnection),
+    /// A file of FUSE.
+    File(HandedFile),
 }
 
 /// The same call of each kind.
@@ -240,9 +249,14 @@ impl ShardClient {
         each!(self, it => it.receive(shares))
     }
 
-    /// Submits returned reads again; false if one must wait. Nothing is received.
+    /// Submits again what waits and is not the client's to send once more ([`ShardClient::has_returned`]); false if one must wait. Nothing is
+    /// received.
     pub fn resubmit(&mut self, shares: &mut Shares<'_>) -> bool {
-        each!(self, it => it.resubmit(shares))
+        match self {
+            Self::Nbd(it) => it.resubmit(shares),
+            Self::Rings(it) => it.resubmit(shares),
+            Self::Fuse(it) => it.resubmit_waiting(shares),
+        }
     }
 
     /// Submits what has passed its limits before the client leaves; what must wait is dropped.
@@ -292,15 +306,21 @@ impl ShardClient {
         }
     }
 
-    /// Whether requests wait that are submitted even while nothing is received: reads that the cache returned, and what was taken from
-    /// rings, which knows no other process.
+    /// Whether requests wait that are submitted even while nothing is received: reads that the cache returned, what was taken from
+    /// rings, which knows no other process, and what was read from the device of a file.
     #[must_use]
     pub fn has_returned(&self) -> bool {
         match self {
             Self::Nbd(it) => it.has_returned(),
             Self::Rings(it) => it.has_left_over(),
-            Self::Fuse(it) => it.has_left_over(),
+            Self::Fuse(it) => it.has_waiting(),
         }
+    }
+
+    /// Whether what it has read ends before another process goes on, or this one stops to: it is no stream that can be read again.
+    #[must_use]
+    pub fn ends_what_it_read(&self) -> bool {
+        nbd_or!(self, _it => false, true)
     }
 
     /// Whether what stops it is gone: a reply was sent, or a request answered.
@@ -618,7 +638,11 @@ impl ShardClient {
 
     /// What another process needs to go on with it; none if it cannot move.
     #[must_use]
-    pub fn hand_over(&self) -> Option<HandedConnection> {
-        nbd_or!(self, it => it.hand_over(), None)
+    pub fn hand_over(&self) -> Option<HandedClient> {
+        match self {
+            Self::Nbd(it) => it.hand_over().map(HandedClient::Connection),
+            Self::Rings(_) => None,
+            Self::Fuse(it) => it.hand_over().map(HandedClient::File),
+        }
     }
 }

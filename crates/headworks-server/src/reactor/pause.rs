@@ -14,8 +14,8 @@
 //! the others are written out, and only connections are handed over ([`PauseWay::WrittenOut`]).
 //!
 //! While paused a shard accepts no client and reads no request. After the hand-over its thread waits for the end of the pause, or
-//! of the process: so nothing changes that the other process was told. Connections that cannot move (`Connection::hand_over`) stay
-//! and are closed by the end of the process.
+//! of the process: so nothing changes that the other process was told. Clients that cannot move (`ShardClient::hand_over`) stay
+//! and are closed by the end of the process. What devices and files have read ends in Draining: it does not wait for limits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use headworks_core::{Control, Input, Instant, Status, VolumeId};
 
 use super::Reactor;
+use crate::clients::client::HandedClient;
+use crate::exports::access::ListenerKind;
 use crate::reactor::messages::hand_over::{
     AdoptOrder, AdoptedClient, PauseOrder, PauseWay, PausedShard,
 };
@@ -79,7 +81,9 @@ impl Reactor {
             }
         };
         self.pause = Some(Pause { order, stage });
-        self.door.set_paused(self.is_paused());
+        if self.is_paused() {
+            self.door.pause(&mut self.parts);
+        }
     }
 
     /// Continues a pause, if there is one, as far as it can at the end of a turn.
@@ -143,7 +147,7 @@ impl Reactor {
             pause.order.begun = None;
             pause.stage = Stage::Draining;
         }
-        self.door.set_paused(true);
+        self.door.pause(&mut self.parts);
     }
 
     fn clean_or_freeze(&mut self) {
@@ -198,6 +202,7 @@ impl Reactor {
         let mut paused = PausedShard {
             shard: self.parts.id,
             connections: Vec::new(),
+            files: Vec::new(),
             stay: 0,
             contents,
             suspect: Vec::new(),
@@ -206,10 +211,19 @@ impl Reactor {
             let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             let binding = connection.binding();
             let export = binding.and_then(|binding| self.door.exports.open(binding.export));
-            match connection.hand_over().zip(export) {
-                Some((handed, (binding, info))) => {
-                    let told = ToldExport::new(info, binding.volume, binding.range);
-                    paused.connections.push((told, handed));
+            let Some((binding, info)) = export else {
+                paused.stay += 1;
+                continue;
+            };
+            let told = ToldExport::new(info, binding.volume, binding.range);
+            match connection.hand_over() {
+                Some(HandedClient::Connection(handed)) => paused.connections.push((told, handed)),
+                Some(HandedClient::File(handed)) => paused.files.push((told, handed)),
+                // Its mount would outlive what serves it.
+                None if connection.kind() == ListenerKind::Fuse => {
+                    let peer = connection.peer();
+                    let why = format!("no descriptor is left for the file {peer} (ulimit -n)");
+                    return self.refuse_pause(&why);
                 }
                 None => paused.stay += 1,
             }
@@ -229,7 +243,7 @@ impl Reactor {
     /// Goes on as before.
     pub(super) fn end_pause(&mut self) {
         self.pause = None;
-        self.door.set_paused(false);
+        self.door.end_pause();
         self.parts.driver.push(Input::Control(Control::Freeze { on: false }));
         self.listeners.watch_all(&mut *self.parts.engine);
         self.door.resume_all(&mut self.parts);
@@ -239,10 +253,18 @@ impl Reactor {
 impl Reactor {
     /// Takes over what another process has handed over, and waits until that has left.
     pub(super) fn adopt(&mut self, now: Instant, order: AdoptOrder) {
-        let AdoptOrder { contents, volumes, connections, answer, go } = order;
+        let AdoptOrder { contents, volumes, clients: adopted, answer, go } = order;
         let (mut ids, mut clients) = (BTreeMap::new(), Vec::new());
-        for AdoptedClient { old_id, connection, export, terms } in connections {
-            let Some(slot) = self.door.adopt(&mut self.parts, connection) else { continue };
+        for AdoptedClient { old_id, client, export, terms } in adopted {
+            let slot = match self.door.adopt(&mut self.parts, client) {
+                Ok(Some(slot)) => slot,
+                Ok(None) => continue,
+                Err(why) => {
+                    let _ = answer.send(Err(why));
+                    self.stop.withdrawn = true;
+                    return;
+                }
+            };
             let id = self.parts.io.connection(slot).map(|(connection, _)| connection.id());
             ids.extend(id.map(|id| (old_id, id)));
             clients.push((slot, export, terms));

@@ -62,6 +62,16 @@ pub(in crate::serve) struct Packet {
     pub descriptors: Vec<OwnedFd>,
 }
 
+fn is_packet_socket(fd: RawFd) -> bool {
+    let mut kind: libc::c_int = 0;
+    let mut size = size_of::<libc::c_int>() as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_TYPE);
+    // SAFETY: the value has the size that is passed.
+    let status =
+        unsafe { libc::getsockopt(fd, level, name, (&raw mut kind).cast(), &raw mut size) };
+    status == 0 && kind == libc::SOCK_SEQPACKET
+}
+
 /// One end of a connected pair.
 #[derive(Debug)]
 pub(in crate::serve) struct PacketSocket(OwnedFd);
@@ -87,13 +97,7 @@ impl PacketSocket {
     pub fn inherit(number: &str) -> Result<Self, String> {
         let wrong = || format!("`{number}` is no inherited SOCK_SEQPACKET socket");
         let fd: RawFd = number.parse().ok().filter(|fd| *fd > 2).ok_or_else(wrong)?;
-        let mut kind: libc::c_int = 0;
-        let mut size = size_of::<libc::c_int>() as libc::socklen_t;
-        let (level, name) = (libc::SOL_SOCKET, libc::SO_TYPE);
-        // SAFETY: the value has the size that is passed.
-        let status =
-            unsafe { libc::getsockopt(fd, level, name, (&raw mut kind).cast(), &raw mut size) };
-        if status != 0 || kind != libc::SOCK_SEQPACKET {
+        if !is_packet_socket(fd) {
             return Err(wrong());
         }
         // SAFETY: only a flag of an open descriptor changes.
@@ -102,6 +106,25 @@ impl PacketSocket {
         }
         // SAFETY: the descriptor was passed to this process, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Takes a descriptor that came in a packet.
+    ///
+    /// # Errors
+    /// It is no socket of this kind.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, String> {
+        match is_packet_socket(fd.as_raw_fd()) {
+            true => Ok(Self(fd)),
+            false => Err("a descriptor is no SOCK_SEQPACKET socket".to_owned()),
+        }
+    }
+
+    /// Another descriptor of the socket, for another process.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
     }
 
     /// Sends a packet; `descriptors` stay open here.

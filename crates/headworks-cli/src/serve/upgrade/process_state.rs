@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   record:      length of the JSON, 4 bytes | JSON of this module | record of the server
-//!   descriptors: of the server .. | passed listeners .. | control | metrics | cache's memory
+//!   descriptors: of the server .. | passed listeners .. | control | metrics | cache's memory | helpers that mount ..
 //! ```
 //!
 //! The JSON has the number of this module's descriptors; they are taken from the end. Paths that are not UTF-8 are arrays of bytes.
@@ -17,7 +17,9 @@ use headworks_server::{Handover, InheritedSocket};
 use serde_json::{Value, json};
 
 use crate::serve::cache_file::StoredMemory;
+use crate::serve::mounts::HandedHelper;
 use crate::serve::systemd::InheritedSockets;
+use crate::serve::upgrade::packet::PacketSocket;
 
 /// Version of the JSON.
 const VERSION: u64 = 1;
@@ -31,6 +33,8 @@ pub(in crate::serve) struct ProcessState {
     /// Directory of the private socket.
     pub private: Option<PathBuf>,
     pub pid_file: Option<PathBuf>,
+    /// Helpers that mount files of FUSE. A process before this version has none, and refuses a record with some: it would lose the files.
+    pub mounts: Vec<HandedHelper>,
 }
 
 impl ProcessState {
@@ -39,7 +43,7 @@ impl ProcessState {
     /// # Errors
     /// No descriptor is left.
     pub fn join(self, server: Handover) -> io::Result<Handover> {
-        let Self { sockets, memory, private, pid_file } = self;
+        let Self { sockets, memory, private, pid_file, mounts } = self;
         let Handover { record, mut descriptors } = server;
         let before = descriptors.len();
         let passed = sockets.listen.iter().chain(&sockets.control).chain(&sockets.metrics);
@@ -51,6 +55,12 @@ impl ProcessState {
             let path = memory.path.as_deref().map(path_to_json);
             json!({ "shown": memory.shown, "path": path, "stored_as": memory.stored_as })
         });
+        let mut helpers = Vec::new();
+        for HandedHelper { socket, directories, owner } in mounts {
+            descriptors.push(socket.duplicate()?);
+            let directories: Vec<_> = directories.iter().map(|path| path_to_json(path)).collect();
+            helpers.push(json!({ "directories": directories, "owner": owner }));
+        }
         let text = json!({
             "version": VERSION,
             "descriptors": descriptors.len() - before,
@@ -58,6 +68,7 @@ impl ProcessState {
             "control": sockets.control.is_some(),
             "metrics": sockets.metrics.is_some(),
             "memory": described,
+            "mounts": helpers,
             "private": private.as_deref().map(path_to_json),
             "pid_file": pid_file.as_deref().map(path_to_json),
         });
@@ -120,6 +131,15 @@ impl ProcessState {
                 stored_as: described["stored_as"].as_str().map(str::to_owned),
             }),
         };
+        let mut mounts = Vec::new();
+        for helper in text["mounts"].as_array().into_iter().flatten() {
+            let socket = own.next().ok_or_else(wrong).and_then(PacketSocket::adopt)?;
+            let directories = helper["directories"].as_array().ok_or_else(wrong)?;
+            let directories = directories.iter().map(path_from_json).collect::<Option<_>>();
+            let owner = serde_json::from_value(helper["owner"].clone()).map_err(|_| wrong())?;
+            let directories = directories.ok_or_else(wrong)?;
+            mounts.push(HandedHelper { socket, directories, owner });
+        }
         if own.next().is_some() {
             return Err(wrong());
         }
@@ -128,6 +148,7 @@ impl ProcessState {
             memory,
             private: path(&text["private"]).ok_or_else(wrong)?,
             pid_file: path(&text["pid_file"]).ok_or_else(wrong)?,
+            mounts,
         };
         Ok((state, Handover { record: record.to_vec(), descriptors }))
     }
@@ -161,6 +182,19 @@ mod tests {
         InheritedSocket::new(TcpListener::bind("127.0.0.1:0").unwrap().into()).unwrap()
     }
 
+    fn helper(owner: Option<(u32, u32)>) -> HandedHelper {
+        let socket = PacketSocket::pair().unwrap().0;
+        HandedHelper { socket, directories: vec!["/a".into(), "/b".into()], owner }
+    }
+
+    #[test]
+    fn helper_without_its_socket_is_refused() {
+        let state = ProcessState { mounts: vec![helper(None)], ..Default::default() };
+        let mut joined = state.join(server(0)).unwrap();
+        joined.descriptors[0] = file().into();
+        assert!(ProcessState::split(joined).err().unwrap().contains("SOCK_SEQPACKET"));
+    }
+
     fn server(descriptors: usize) -> Handover {
         let descriptors = (0..descriptors).map(|_| file().into()).collect();
         Handover { record: b"the server's".to_vec(), descriptors }
@@ -192,9 +226,10 @@ mod tests {
             memory: Some(memory),
             private: Some("/p".into()),
             pid_file: None,
+            mounts: vec![helper(Some((7, 8))), helper(None)],
         };
         let joined = state.join(server(3)).unwrap();
-        assert_eq!(joined.descriptors.len(), 7);
+        assert_eq!(joined.descriptors.len(), 9);
         let (state, handover) = ProcessState::split(joined).unwrap();
         assert_eq!(
             (handover.record.as_slice(), handover.descriptors.len()),
@@ -208,6 +243,9 @@ mod tests {
             (Some(odd), Some("headworks-cache-1"))
         );
         assert_eq!((state.private, state.pid_file), (Some("/p".into()), None));
+        let helpers = state.mounts.iter().map(|one| (one.directories.len(), one.owner));
+        assert_eq!(helpers.collect::<Vec<_>>(), [(2, Some((7, 8))), (2, None)]);
+        assert_eq!(state.mounts[0].directories[1], Path::new("/b"));
     }
 
     #[test]

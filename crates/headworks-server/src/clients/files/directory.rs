@@ -4,6 +4,8 @@
 //!   listener begins, exports change --> for each export without a file: mount --device--> client --Attach--> home shard of the export
 //!   client has left its shard --Ended--> unmount
 //!   an export was added --Ask--> answered when it has its file, or gets none: why
+//!   another process takes over --Rest--> nothing is mounted and unmounted until it has, or has not
+//!   another process has left --TakeOver--> its files are this one's, before the listener begins
 //!   listener closes --> unmount all
 //! ```
 //!
@@ -12,6 +14,7 @@
 //! Invariants: an export has at most one file of the directory; a file that its user has unmounted comes back with the next start alone;
 //! nothing here looks at a file that this server serves, since it would wait for itself.
 
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
@@ -21,9 +24,10 @@ use std::time::{Duration, Instant};
 use headworks_core::{ExportId, ShardId};
 use tracing::{info, warn};
 
-use super::FuseClient;
 use super::mounts::Mounts;
 use super::news::DirectoryNews;
+use super::news::ServedFile;
+use super::{FilePlace, FuseClient};
 use crate::clients::client::ShardClient;
 use crate::clients::nbd::connection::ConnectionLimits;
 use crate::exports::access::ListenerSpec;
@@ -63,17 +67,69 @@ pub type WatchExports = dyn Fn(Box<dyn Fn() -> bool + Send + Sync>) + Send + Syn
 
 /// The directories of a server, to ask them for files.
 #[derive(Default)]
-pub struct ServedDirectories(Mutex<Vec<Sender<DirectoryNews>>>);
+pub struct ServedDirectories(Mutex<Vec<(PathBuf, Sender<DirectoryNews>)>>);
+
+/// Directories that mount and unmount nothing, until this is dropped.
+#[derive(Debug)]
+pub struct RestingDirectories {
+    /// Files that are mounted.
+    pub mounted: Vec<FilePlace>,
+    /// The other end of each [`DirectoryNews::Rest`].
+    pub ends: Vec<Sender<Infallible>>,
+}
 
 impl ServedDirectories {
-    fn all(&self) -> MutexGuard<'_, Vec<Sender<DirectoryNews>>> {
+    fn all(&self) -> MutexGuard<'_, Vec<(PathBuf, Sender<DirectoryNews>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The way to the thread of a directory; none if it is not served.
+    pub fn thread_of(&self, directory: &Path) -> Option<Sender<DirectoryNews>> {
+        let all = self.all();
+        // The newest: of one that was removed the thread has ended.
+        let found = all.iter().rev().find(|(path, _)| path == directory);
+        found.map(|(_, news)| news.clone())
+    }
+
+    /// Stops all mounting and unmounting, since another process may take over.
+    ///
+    /// # Errors
+    /// A sentence: a mount does not end in time.
+    pub fn rest(&self, until: Instant) -> Result<RestingDirectories, String> {
+        let mut resting = RestingDirectories { mounted: Vec::new(), ends: Vec::new() };
+        let mut asked = Vec::new();
+        self.all().retain(|(path, news)| {
+            let ((names, answer), (end, ended)) = (channel(), channel());
+            let is_there = news.send(DirectoryNews::Rest { names, end: ended }).is_ok();
+            if is_there {
+                resting.ends.push(end);
+                asked.push((path.clone(), answer));
+            }
+            is_there
+        });
+        for (directory, answer) in asked {
+            match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(names) => {
+                    let place = |name| FilePlace { directory: directory.clone(), name };
+                    resting.mounted.extend(names.into_iter().map(place));
+                }
+                // Its listener was removed, with all files.
+                Err(RecvTimeoutError::Disconnected) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let shown = directory.display();
+                    return Err(format!("files of {shown} are being mounted; try again"));
+                }
+            }
+        }
+        Ok(resting)
     }
 
     /// Waits until each directory has a file of an export that was added, or has tried; returns a sentence for each that has none.
     pub fn problems_of(&self, export: ExportId) -> Vec<String> {
         let (answer, answers) = channel();
-        let ask = |one: &Sender<_>| one.send(DirectoryNews::Ask(export, answer.clone())).is_ok();
+        let ask = |(_, one): &(PathBuf, Sender<_>)| {
+            one.send(DirectoryNews::Ask(export, answer.clone())).is_ok()
+        };
         self.all().retain(ask);
         // The answers end when each directory has dropped its sender.
         drop(answer);
@@ -143,17 +199,10 @@ pub fn start(
     };
     let builder = std::thread::Builder::new().name("headworks-fuse".into());
     builder.spawn(move || thread.run(&told)).map_err(|error| error.to_string())?;
-    context.served.all().push(news.clone());
+    context.served.all().push((path.to_owned(), news.clone()));
     let guard = CloseGuard(news);
     let begin = Box::new(move || drop(guard.0.send(DirectoryNews::Exports)));
     Ok(Directory { begin, first: Some(begun) })
-}
-
-/// A file that is mounted.
-struct ServedFile {
-    export: ExportId,
-    name: String,
-    client: u32,
 }
 
 struct DirectoryThread {
@@ -192,6 +241,21 @@ impl DirectoryThread {
                 Ok(DirectoryNews::Ask(export, answer)) => {
                     self.asked.push((export, answer));
                     self.answer(is_begun && tries > 0);
+                    continue;
+                }
+                Ok(DirectoryNews::Rest { names, end }) => {
+                    let all = self.files.iter().map(|file| file.name.clone()).collect();
+                    if names.send(all).is_ok() {
+                        let _ = end.recv();
+                    }
+                    continue;
+                }
+                Ok(DirectoryNews::TakeOver { files, ended }) => {
+                    self.files.extend(files);
+                    for name in ended {
+                        self.unmount(&name);
+                        info!(listener = self.spec.name, "the file {name} has ended");
+                    }
                     continue;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -269,20 +333,23 @@ impl DirectoryThread {
         Ok(())
     }
 
-    fn attach(&self, export: &OfferedExport, device: OwnedFd, name: &str) -> Result<u32, String> {
-        let peer = self.path.join(name).to_string_lossy().into_owned();
-        let names = (peer, self.spec.name.as_str().into());
+    /// Gives its shard a file; returns its number.
+    fn attach(&self, export: &OfferedExport, device: OwnedFd, name: &str) -> Result<u64, String> {
+        let place = FilePlace { directory: self.path.clone(), name: name.to_owned() };
+        let names = (place, self.spec.name.as_str().into());
         let client = FuseClient::new(device, names, self.context.limits, self.news.clone());
         let client = client.map_err(|error| error.to_string())?;
+        let number = client.number();
         let (client, (answer, answers)) = (ShardClient::Fuse(Box::new(client)), sync_channel(1));
         let message = DoorMessage::Attach { export: export.id, client, answer };
         self.context.shared.send(export.home, ControlMessage::Door(Box::new(message)));
-        answers.recv_timeout(ANSWER).map_err(|_| "its shard does not answer".to_owned())?
+        let attached = answers.recv_timeout(ANSWER);
+        attached.map_err(|_| "its shard does not answer".to_owned())?.map(|_| number)
     }
 
     /// A file has left its shard: its export was removed, or its user has unmounted it.
     fn end(&mut self, client: FuseClient) {
-        let Some(place) = self.files.iter().position(|file| file.client == client.id()) else {
+        let Some(place) = self.files.iter().position(|file| file.client == client.number()) else {
             return;
         };
         let file = self.files.remove(place);
@@ -308,7 +375,7 @@ impl DirectoryThread {
 ///
 /// # Errors
 /// It is longer than names of files are.
-fn file_name(export: &str) -> Result<String, String> {
+pub fn file_name(export: &str) -> Result<String, String> {
     let mut name = String::new();
     for (place, letter) in shown_name(export).char_indices() {
         let is_special = matches!(letter, '/' | '%') || letter == '.' && place == 0;

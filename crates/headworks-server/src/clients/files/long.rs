@@ -1,7 +1,7 @@
 //! Requests of a file that become more than one bio: zeroes of any length, and the search for data or a hole.
 //!
 //! Pieces of zeroes are given one after the other as the window has room, and are in flight together; a search asks for the next extents
-//! when those before are known. Invariant: a request is in the list until it is answered.
+//! when those before are known. Invariant: a request is in the list until it is answered, and has a part that is left or in flight.
 
 use headworks_core::extent::extents;
 use headworks_core::{ExtentState, Status};
@@ -41,6 +41,56 @@ impl Long {
     }
 }
 
+/// A request of which nothing is in flight, and what is left of it: for another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongRequest {
+    /// Number by which it is answered.
+    pub cookie: u64,
+    /// What is asked for.
+    pub kind: LongKind,
+    /// First byte that no piece has; less than `end`.
+    pub next: u64,
+    /// The byte behind its last one.
+    pub end: u64,
+}
+
+/// What a long request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LongKind {
+    /// Zeroes, which may free the space.
+    Punch,
+    /// Zeroes that keep the space.
+    Zero,
+    /// The next data.
+    Data,
+    /// The next hole.
+    Hole,
+}
+
+impl LongKind {
+    /// Each kind with its name in a hand-over.
+    pub const NAMES: [(Self, &'static str); 4] =
+        [(Self::Punch, "punch"), (Self::Zero, "zero"), (Self::Data, "data"), (Self::Hole, "hole")];
+
+    fn of(work: Work) -> Self {
+        match work {
+            Work::Zero(flags) if flags.contains(CommandFlags::NO_HOLE) => Self::Zero,
+            Work::Zero(_) => Self::Punch,
+            Work::Seek { hole: false } => Self::Data,
+            Work::Seek { hole: true } => Self::Hole,
+        }
+    }
+
+    fn work(self) -> Work {
+        match self {
+            Self::Punch => Work::Zero(CommandFlags::NONE),
+            Self::Zero => Work::Zero(CommandFlags::NO_HOLE),
+            Self::Data => Work::Seek { hole: false },
+            Self::Hole => Work::Seek { hole: true },
+        }
+    }
+}
+
 /// How far a search has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Advance {
@@ -57,6 +107,26 @@ pub(super) enum Advance {
 pub(super) struct LongRequests(Vec<Long>);
 
 impl LongRequests {
+    /// Those of another process.
+    pub fn resumed(left: Vec<LongRequest>) -> Self {
+        let resumed = |LongRequest { cookie, kind, next, end }: LongRequest| {
+            assert!(next < end, "a part of it is left");
+            Long { cookie, work: kind.work(), next, end, in_flight: 0, status: Ok(()) }
+        };
+        Self(left.into_iter().map(resumed).collect())
+    }
+
+    /// What is left of them, for another process: nothing is in flight.
+    pub fn left(&self) -> Vec<LongRequest> {
+        let left = |one: &Long| {
+            let Long { cookie, work, next, end, in_flight, status } = *one;
+            // One that failed gives no further piece, so it has ended with those before.
+            assert!(in_flight == 0 && status.is_ok(), "it goes on");
+            LongRequest { cookie, kind: LongKind::of(work), next, end }
+        };
+        self.0.iter().map(left).collect()
+    }
+
     /// Zeroes a range that is not empty.
     pub fn zero(&mut self, cookie: u64, (next, end): (u64, u64), flags: CommandFlags) {
         let work = Work::Zero(flags);

@@ -27,13 +27,16 @@
 //! answered when its last piece is.
 
 pub mod directory;
+pub mod hand_over;
 mod long;
 pub mod mounts;
-mod news;
+pub mod news;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -43,6 +46,7 @@ use crate::clients::nbd::connection::{ConnectionLimits, ExportBinding, Shares};
 use crate::clients::whole::{Next, NoBlock, Source, WholeClient, take_block};
 use crate::exports::export_range::ExportRange;
 use crate::observe::latency::errors::ErrorReply;
+use hand_over::AgreedTerms;
 use headworks::driver::Span;
 use headworks_front::WaitsFor;
 use headworks_front::intake::Intake;
@@ -67,6 +71,23 @@ const OTHERS_MAX: usize = 64;
 /// Kernel and C library have the same value everywhere that this runs.
 const WRITE_THROUGH: u32 = libc::O_DSYNC as u32;
 
+/// Where a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePlace {
+    /// The directory of its listener, as the options name it.
+    pub directory: PathBuf,
+    /// Its name in the directory.
+    pub name: String,
+}
+
+impl FilePlace {
+    /// The path, as the log shows it.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        self.directory.join(&self.name).to_string_lossy().into_owned()
+    }
+}
+
 /// A file of FUSE, from its mount to its last buffer.
 pub type FuseClient = WholeClient<FuseFile>;
 
@@ -74,6 +95,11 @@ pub type FuseClient = WholeClient<FuseFile>;
 pub struct FuseFile {
     /// None when it is closed.
     channel: Option<Channel>,
+    place: FilePlace,
+    /// By which the thread of its directory knows it; no other file of the process has it.
+    number: u64,
+    /// What was agreed on with the kernel; none before it has asked.
+    terms: Option<AgreedTerms>,
     size: u64,
     /// Smallest block of the export in bytes.
     block: u64,
@@ -101,16 +127,21 @@ impl FuseClient {
     /// The device is closed.
     pub fn new(
         device: OwnedFd,
-        names: (String, Arc<str>),
+        (place, listener): (FilePlace, Arc<str>),
         limits: ConnectionLimits,
         news: Sender<DirectoryNews>,
     ) -> io::Result<Self> {
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let names = (place.shown(), listener);
         let channel = Channel::from(device);
         channel.set_nonblocking()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let modified = Time { seconds: now.as_secs() as i64, nanoseconds: now.subsec_nanos() };
         let file = FuseFile {
             channel: Some(channel),
+            place,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            terms: None,
             size: 0,
             block: 1,
             is_read_only: true,
@@ -134,6 +165,12 @@ impl FuseClient {
         file.block = info.block_sizes.min.max(1).into();
         file.is_read_only = info.flags.contains(TransmissionFlags::READ_ONLY);
         self.bind(binding, info);
+    }
+
+    /// By which the thread of its directory knows it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.source.number
     }
 
     /// The device, which is ready when the kernel has a request; none when it is closed.
@@ -267,13 +304,13 @@ impl FuseClient {
     #[inline]
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        !self.session.reads() && self.is_at_rest()
+        !self.session.reads() && self.in_flight() == 0 && !self.has_left_over()
     }
 
-    /// Whether nothing of it is in the shard.
+    /// Whether nothing of it is in the shard, or waits to be: pieces of long requests that were not given can be given by another process.
     #[must_use]
     pub fn is_at_rest(&self) -> bool {
-        self.in_flight() == 0 && !self.has_left_over()
+        self.in_flight() == 0 && !self.has_waiting()
     }
 
     /// It has left its slot: it ends on the thread of its directory, which unmounts it.
@@ -508,8 +545,9 @@ impl FuseFile {
     fn answer_other(&mut self, cookie: u64, operation: &Operation<'_>) {
         let attributes = self.attributes();
         match operation {
-            Operation::Init { readahead, flags, .. } => {
+            Operation::Init { readahead, flags, minor, .. } => {
                 let flags = u64::from(ASYNC_DIRECT_IO) | flags & MAPS_UNCACHED;
+                self.terms = Some(AgreedTerms { minor: *minor, flags, write_max: WRITE_MAX });
                 let terms = InitTerms {
                     readahead: *readahead,
                     flags,
@@ -613,5 +651,7 @@ impl FuseFile {
     }
 }
 
+#[cfg(test)]
+pub mod kernel;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,10 @@
 //! A file behind a device that is a pair of sockets: what the kernel would send and get.
 
-use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::mpsc::channel;
 
 use headworks_core::{Bio, BioFlags, ExtentState, Input};
 
+use super::kernel::*;
 use super::*;
 use crate::clients::nbd::connection::ReceiveOutcome;
 use crate::clients::nbd::connection::bench::Bench;
@@ -13,52 +12,9 @@ use headworks_nbd::export::BlockSizes;
 
 const SIZE: u64 = 1 << 20;
 
-/// The kernel's end of a device, which has packets as `/dev/fuse` has requests.
-struct Kernel(std::fs::File);
-
-impl Kernel {
-    /// A request: its operation, number and body.
-    fn ask(&mut self, operation: u32, unique: u64, body: &[u8]) {
-        let mut bytes = ((40 + body.len()) as u32).to_le_bytes().to_vec();
-        bytes.extend(operation.to_le_bytes());
-        bytes.extend(unique.to_le_bytes());
-        bytes.extend(1u64.to_le_bytes());
-        bytes.extend([0; 16]);
-        bytes.extend(body);
-        assert_eq!(self.0.write(&bytes).unwrap(), bytes.len());
-    }
-
-    /// The next answer: its errno, number and body; none if there is none.
-    fn answer(&mut self) -> Option<(i32, u64, Vec<u8>)> {
-        let mut bytes = vec![0; 2 << 20];
-        let length = self.0.read(&mut bytes).ok()?;
-        let word = |at: usize| i32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-        assert_eq!(word(0) as usize, length, "an answer says its length");
-        let unique = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
-        Some((-word(4), unique, bytes[16..length].to_vec()))
-    }
-}
-
-fn words(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn read_of(offset: u64, size: u32) -> Vec<u8> {
-    words(&[0, offset, size.into(), 0, 0])
-}
-
-fn write_of(offset: u64, data: &[u8], flags: u32) -> Vec<u8> {
-    let mut body = words(&[0, offset, data.len() as u64, 0, flags.into()]);
-    body.extend(data);
-    body
-}
-
-fn allocate_of(offset: u64, length: u64, mode: i32) -> Vec<u8> {
-    words(&[0, offset, length, mode as u64])
-}
-
 /// A file, the kernel that has it, and the shard's part.
 struct Rig {
+    info: ExportInfo,
     client: FuseClient,
     kernel: Kernel,
     bench: Bench,
@@ -66,20 +22,23 @@ struct Rig {
 
 impl Rig {
     fn new(changed: impl FnOnce(&mut ExportInfo)) -> Self {
-        let mut fds = [0; 2];
-        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: room for two descriptors, which are new.
-        let [ours, theirs] = unsafe {
-            assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()), 0);
-            fds.map(|fd| OwnedFd::from_raw_fd(fd))
-        };
+        let (ours, kernel) = Kernel::with_device();
         let limits = crate::ServerOptions::default().connection_limits();
-        let names = ("/mnt/a".to_owned(), "l".into());
+        let place = FilePlace { directory: "/mnt".into(), name: "a".to_owned() };
+        let names = (place, "l".into());
         let mut client = FuseClient::new(ours, names, limits, channel().0).unwrap();
         let mut info = ExportInfo { size: SIZE, ..ExportInfo::default() };
         changed(&mut info);
         client.begin(ExportBinding::default(), &info);
-        Self { client, kernel: Kernel(theirs.into()), bench: Bench::new(4 << 20, 64) }
+        Self { info, client, kernel, bench: Bench::new(4 << 20, 64) }
+    }
+
+    /// The file goes on in another process.
+    fn replace(&mut self) {
+        let handed = self.client.hand_over().unwrap();
+        let limits = crate::ServerOptions::default().connection_limits();
+        self.client = FuseClient::adopt(handed, "l".into(), limits, channel().0).unwrap();
+        self.client.begin(ExportBinding::default(), &self.info);
     }
 
     fn receive(&mut self) -> ReceiveOutcome {
@@ -90,6 +49,11 @@ impl Rig {
     /// The bios that came of what the kernel has asked.
     fn bios(&mut self) -> Vec<Bio> {
         while self.receive() == ReceiveOutcome::Worked {}
+        self.taken()
+    }
+
+    /// The bios that came.
+    fn taken(&mut self) -> Vec<Bio> {
         let bio = |input: Input| match input {
             Input::Bio(bio) => bio,
             other => panic!("{other:?} is no bio"),
@@ -122,11 +86,9 @@ impl Rig {
     }
 }
 
-const READ: u32 = 15;
-const WRITE: u32 = 16;
-const FSYNC: u32 = 20;
-const ALLOCATE: u32 = 43;
-const SEEK: u32 = 46;
+fn idle() -> headworks_core::Ioprio {
+    headworks_core::Ioprio::new(headworks_core::IoClass::Idle, 0)
+}
 
 #[test]
 fn data_of_reads_and_writes_pass_by_blocks_that_come_back() {
@@ -327,6 +289,84 @@ fn requests_of_any_bytes_end_nothing() {
         for bio in rig.bios() {
             rig.reply(&bio, Ok(()));
         }
+    }
+    assert_eq!(rig.rest(), (0, 0));
+}
+
+#[test]
+fn file_goes_on_in_another_process_with_what_it_knows() {
+    let mut rig = Rig::new(|_| ());
+    let ask = |rig: &mut Rig| rig.asked(26, &[7, 0, 0, 0, 40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(rig.client.hand_over().unwrap().terms, None, "the kernel has asked nothing");
+    ask(&mut rig);
+    assert_eq!(rig.asked(14, &words(&[libc::O_RDWR as u64])).0, 0);
+    let before = rig.asked(3, &[0; 16]);
+    rig.client.set_ioprio(idle());
+    rig.replace();
+    let handed = rig.client.hand_over().unwrap();
+    let AgreedTerms { minor, write_max, .. } = handed.terms.unwrap();
+    assert_eq!((minor, write_max, handed.opens), (40, WRITE_MAX, 1));
+    assert_eq!(handed.ioprio, Some(idle()));
+    assert_eq!((handed.place.shown(), rig.client.peer()), ("/mnt/a".to_owned(), "/mnt/a"));
+    assert_eq!(rig.asked(3, &[0; 16]), before, "the time of change stays");
+    assert!(!rig.client.is_unused());
+    rig.kernel.ask(READ, 5, &read_of(0, 4096));
+    let bios = rig.bios();
+    assert!(!rig.client.is_at_rest());
+    rig.reply(&bios[0], Ok(()));
+    assert_eq!(rig.kernel.answer().unwrap().1, 5);
+    rig.client.leave(&mut rig.bench.pool);
+    assert!(rig.client.hand_over().is_none(), "it takes no requests any more");
+}
+
+#[test]
+fn long_requests_go_on_in_another_process_where_they_were() {
+    const GIB: u64 = 1 << 30;
+    let mut rig = Rig::new(|info| info.size = 8 * GIB);
+    rig.kernel.ask(ALLOCATE, 1, &allocate_of(4096, 5 * GIB, libc::FALLOC_FL_PUNCH_HOLE | 1));
+    // There is a slot for one piece, and the next one waits.
+    rig.bench.room = 1;
+    for expected in [ReceiveOutcome::Worked, ReceiveOutcome::Waits(WaitsFor::Room)] {
+        let received = rig.bench.lend(1, None, |shares| rig.client.receive(shares));
+        assert_eq!(received, expected);
+    }
+    let first = rig.taken();
+    rig.reply(&first[0], Ok(()));
+    assert!(!rig.client.is_at_rest(), "what waits ends here");
+    rig.bench.room = 64;
+    assert!(rig.bench.lend(1, None, |shares| rig.client.resubmit_waiting(shares)));
+    let second = rig.taken();
+    assert_eq!((first.len(), second.len()), (1, 1), "no piece is given that was not");
+    rig.reply(&second[0], Ok(()));
+    rig.replace();
+    let rest = rig.bios();
+    let all: Vec<u64> = first.iter().chain(&second).chain(&rest).map(|bio| bio.offset).collect();
+    assert_eq!(all, [0, 1, 2, 3, 4].map(|piece| 4096 + piece * GIB));
+    assert!(rest.iter().all(|bio| !bio.flags.contains(BioFlags::NO_UNMAP)));
+    for bio in &rest {
+        assert!(rig.kernel.answer().is_none(), "a piece is in flight");
+        rig.reply(bio, Ok(()));
+    }
+    assert_eq!(rig.kernel.answer().unwrap(), (0, 1, vec![]));
+
+    rig.kernel.ask(SEEK, 2, &words(&[0, 8192, libc::SEEK_HOLE as u64]));
+    for found in [8192 + GIB, 8192 + GIB] {
+        let bio = rig.bios().pop().unwrap();
+        assert!(rig.kernel.answer().is_none());
+        let span = rig.client.buffer(bio.id.sequence).unwrap();
+        // SAFETY: the block is the test's until it replies.
+        let list = unsafe { std::slice::from_raw_parts_mut(span.base(), EXTENTS_BYTES as usize) };
+        let mut writer = headworks_core::extent::ExtentWriter::new(list, bio.len, 128);
+        let is_first = bio.offset == 8192;
+        writer.push(GIB, if is_first { ExtentState::DATA } else { ExtentState::HOLE_ZERO });
+        writer.finish();
+        rig.reply(&bio, Ok(()));
+        if is_first {
+            rig.replace();
+            continue;
+        }
+        assert_eq!(bio.offset, found);
+        assert_eq!(rig.kernel.answer().unwrap(), (0, 2, words(&[found])));
     }
     assert_eq!(rig.rest(), (0, 0));
 }

@@ -86,6 +86,15 @@ pub(super) fn resubmit<S: Source>(client: &mut WholeClient<S>, shares: &mut Shar
     !client.has_left_over()
 }
 
+/// Submits again what waits; false if one must wait.
+pub(super) fn resubmit_waiting<S: Source>(
+    client: &mut WholeClient<S>,
+    shares: &mut Shares<'_>,
+) -> bool {
+    step(client, shares);
+    !client.has_waiting()
+}
+
 /// Submits new requests until there are none, one waits, or the turn is over. `looks`: also those that the client still has.
 fn take<S: Source>(
     client: &mut WholeClient<S>,

@@ -95,7 +95,8 @@ impl<S> WholeClient<S> {
     /// Binds it to its export: from now on requests are taken.
     pub fn bind(&mut self, binding: ExportBinding, info: &ExportInfo) {
         let before = self.session.begin(binding, info, Negotiated::default());
-        debug_assert!(before.is_none(), "it begins anew in each process");
+        let has_stream = before.is_some_and(|it| it.skip.is_some() || it.open.is_some());
+        debug_assert!(!has_stream, "its requests come whole");
     }
 
     /// Sets the id that its bios carry.
@@ -266,6 +267,11 @@ impl<S: Source> WholeClient<S> {
     /// Submits what was taken from its source, as far as nothing concerns it; false if something must wait.
     pub fn resubmit(&mut self, shares: &mut Shares<'_>) -> bool {
         admission::resubmit(self, shares)
+    }
+
+    /// Submits what waits, as far as nothing concerns it; false if something must wait. Nothing is taken from the source.
+    pub fn resubmit_waiting(&mut self, shares: &mut Shares<'_>) -> bool {
+        admission::resubmit_waiting(self, shares)
     }
 
     /// Whether requests of it wait for something that may not come.

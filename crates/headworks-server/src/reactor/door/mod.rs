@@ -187,9 +187,20 @@ impl Door {
         self.memory.set_devices(self.exports.devices_of(parts.id));
     }
 
-    /// Sets whether nothing is accepted and read.
-    pub fn set_paused(&mut self, paused: bool) {
-        self.paused = paused;
+    /// From now on nothing is accepted and read. What devices and files have read does not wait for limits any more.
+    pub fn pause(&mut self, parts: &mut ReactorParts) {
+        self.paused = true;
+        for slot in parts.io.slots() {
+            let client = parts.io.connection(slot);
+            if client.is_some_and(|(client, _)| client.ends_what_it_read()) {
+                self.pass_parked(parts, parts.io.now, slot);
+            }
+        }
+    }
+
+    /// Clients are accepted and read from again.
+    pub fn end_pause(&mut self) {
+        self.paused = false;
     }
 
     /// Whether nothing is accepted and read.
@@ -305,13 +316,23 @@ impl Door {
         }
     }
 
-    /// Takes in a connection of another process, which begins later; none if there are too many.
-    pub fn adopt(&mut self, parts: &mut ReactorParts, connection: Box<Connection>) -> Option<u32> {
-        match parts.io.insert(ShardClient::Nbd(connection)) {
-            Ok(slot) => Some(slot),
+    /// Takes in a client of another process, which begins later; none if there are too many, which closes a connection.
+    ///
+    /// # Errors
+    /// There are too many for a file, whose programs cannot connect again.
+    pub fn adopt(
+        &mut self,
+        parts: &mut ReactorParts,
+        client: ShardClient,
+    ) -> Result<Option<u32>, String> {
+        match parts.io.insert(client) {
+            Ok(slot) => Ok(Some(slot)),
+            Err(ShardClient::Fuse(file)) => {
+                Err(format!("there is no place for the file {} (--connections)", file.peer()))
+            }
             Err(client) => {
                 self.log_limited(&client, TOO_MANY);
-                None
+                Ok(None)
             }
         }
     }
@@ -398,12 +419,16 @@ impl Door {
         export: ExportId,
         terms: Negotiated,
     ) {
-        let (opened, connection) = (self.exports.open(export), parts.io.connection(slot));
-        let (Some((binding, info)), Some((ShardClient::Nbd(connection), _))) = (opened, connection)
-        else {
-            return self.close(parts, slot);
-        };
-        connection.begin(now, binding, info, terms);
+        let (opened, client) = (self.exports.open(export), parts.io.connection(slot));
+        match (opened, client) {
+            (Some((binding, info)), Some((ShardClient::Nbd(connection), _))) => {
+                connection.begin(now, binding, info, terms);
+            }
+            (Some((binding, info)), Some((ShardClient::Fuse(file), _))) => {
+                file.begin(binding, info);
+            }
+            _ => return self.close(parts, slot),
+        }
         self.hot.reset(slot);
         self.hot.state_mut(slot).export = Some(export);
         self.note(parts, now, slot);

@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use headworks_core::{ExportId, ShardId, VolumeId};
 use headworks_nbd::Negotiated;
 
-use crate::clients::nbd::connection::{Connection, HandedConnection};
+use crate::clients::client::ShardClient;
+use crate::clients::files::hand_over::HandedFile;
+use crate::clients::nbd::connection::HandedConnection;
 use crate::successor::handover::ToldExport;
 
 /// How a pause treats the cache.
@@ -43,6 +45,8 @@ pub struct PausedShard {
     pub shard: ShardId,
     /// Connections, each with what its client was told of its export.
     pub connections: Vec<(ToldExport, HandedConnection)>,
+    /// Files of FUSE, each with what its programs know of its export.
+    pub files: Vec<(ToldExport, HandedFile)>,
     /// Connections that cannot move.
     pub stay: usize,
     /// Contents of the cache; none without a cache whose memory moves.
@@ -52,14 +56,13 @@ pub struct PausedShard {
 }
 
 /// What a shard of the new process takes over before its first request.
-#[derive(Debug)]
 pub struct AdoptOrder {
     /// Contents of the cache; none if the cache begins empty.
     pub contents: Option<Vec<u64>>,
     /// Volumes of the old process, by id, and their ids here.
     pub volumes: Vec<Option<VolumeId>>,
     /// Clients of this shard.
-    pub connections: Vec<AdoptedClient>,
+    pub clients: Vec<AdoptedClient>,
     /// Told whether everything was adopted.
     pub answer: Sender<Result<(), String>>,
     /// Gets a message when the old process has left; disconnected, the shard ends and has changed nothing.
@@ -69,27 +72,26 @@ pub struct AdoptOrder {
 impl AdoptOrder {
     /// An order that ends a shard which was to take over.
     pub fn withdrawn() -> Self {
-        let (contents, volumes, connections) = (None, Vec::new(), Vec::new());
-        Self { contents, volumes, connections, answer: channel().0, go: channel().1 }
+        let (contents, volumes, clients) = (None, Vec::new(), Vec::new());
+        Self { contents, volumes, clients, answer: channel().0, go: channel().1 }
     }
 }
 
 /// A client that comes from another process.
-#[derive(Debug)]
 pub struct AdoptedClient {
-    /// Id of the connection in the old process.
+    /// Its id in the old process.
     pub old_id: u32,
-    /// The connection, which is not bound yet.
-    pub connection: Box<Connection>,
+    /// The connection or file, which is not bound yet.
+    pub client: ShardClient,
     /// The export that it is bound to.
     pub export: ExportId,
-    /// Protocol features agreed on in the handshake.
+    /// Protocol features agreed on in the handshake, of a connection.
     pub terms: Negotiated,
 }
 
-/// A pause of all shards; they go on when it is dropped.
+/// A pause of all shards and directories; they go on when it is dropped.
 #[derive(Debug)]
 pub struct PausedServer {
-    /// The other end of each order's [`PauseOrder::end`].
+    /// The other end of each order's [`PauseOrder::end`], and of what the directories were told.
     pub ends: Vec<Sender<Infallible>>,
 }

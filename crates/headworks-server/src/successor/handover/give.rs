@@ -12,6 +12,7 @@ use super::record::Handover;
 use super::standing::StandingParts;
 use crate::Server;
 use crate::change;
+use crate::clients::files::directory::RestingDirectories;
 use crate::reactor::messages::ControlMessage;
 use crate::reactor::messages::hand_over::{PauseOrder, PauseWay, PausedServer, PausedShard};
 use headworks_control::RpcFault;
@@ -29,9 +30,6 @@ impl Server {
     /// # Errors
     /// A sentence why this server cannot be handed over.
     pub fn standing(&self) -> Result<Handover, String> {
-        if self.has_directories() {
-            return Err("files of FUSE cannot be handed over; restart the server".to_owned());
-        }
         let (volumes, locks) = change::hand_over::volumes_to_hand_over(self.service().changes())?;
         let changes = self.unsaved_changes()?;
         *self.handed_changes() = Some(changes.clone());
@@ -68,7 +66,10 @@ impl Server {
             return Err("exports or settings were changed meanwhile; try again".to_owned());
         }
         self.service().set_handing_over(true);
-        let mut pause = self.begin_pause(way, limit);
+        // First: a file that is mounted now is in its shard, or has left it.
+        let resting = self.service().changes().directories().rest(Instant::now() + limit);
+        let resting = resting.inspect_err(|_| self.service().set_handing_over(false))?;
+        let mut pause = PauseInProgress { resting: Some(resting), ..self.begin_pause(way, limit) };
         loop {
             if let Some(outcome) = self.advance_pause(&mut pause, limit) {
                 return outcome.and_then(|live| self.check_images().map(|()| live));
@@ -177,6 +178,7 @@ impl Server {
             answers: Some(answers),
             paused,
             gathered: Vec::new(),
+            resting: None,
         };
         // The first shard accepts clients and passes them on: the others are told when it has stopped.
         self.order(&mut pause, 0, Some(begun));
@@ -201,20 +203,31 @@ impl Server {
         let outcome = pause.advance(wait, |pause| {
             (1..self.shared().shards() as u16).for_each(|shard| self.order(pause, shard, None));
         })?;
-        let ends = std::mem::take(&mut pause.ends);
+        let (mut ends, resting) = (std::mem::take(&mut pause.ends), pause.resting.take());
         Some(match outcome {
-            Ok(paused) => {
+            Ok(mut paused) => {
+                let mounted = resting.map(|RestingDirectories { mounted, ends: resting }| {
+                    ends.extend(resting);
+                    mounted
+                });
+                if mounted.is_none() {
+                    // What mounts ends with this process.
+                    for shard in &mut paused {
+                        shard.stay += std::mem::take(&mut shard.files).len();
+                    }
+                }
                 let stay: usize = paused.iter().map(|shard| shard.stay).sum();
                 if stay > 0 {
+                    let files = if mounted.is_none() { ", files of FUSE" } else { "" };
                     tracing::info!(
-                        "{stay} clients cannot move (encrypted ones, handshakes, virtual machines, files of FUSE): their connections end with this process"
+                        "{stay} clients cannot move (encrypted ones, handshakes, virtual machines{files}): their connections end with this process"
                     );
                 }
                 self.set_paused(Some(PausedServer { ends }));
-                Ok(live::write(paused))
+                Ok(live::write(paused, &mounted.unwrap_or_default()))
             }
             Err(reason) => {
-                drop(ends);
+                drop((ends, resting));
                 self.resume();
                 // What it has by now it had before: a paused shard sends nothing new.
                 let oldest = change::held_up::oldest_command(self.service().changes());
@@ -246,6 +259,8 @@ pub struct PauseInProgress {
     answers: Option<Sender<Result<PausedShard, String>>>,
     paused: Receiver<Result<PausedShard, String>>,
     gathered: Vec<PausedShard>,
+    /// The directories, whose files move; none before a restart, which unmounts them.
+    resting: Option<RestingDirectories>,
 }
 
 impl PauseInProgress {

@@ -1,15 +1,20 @@
 //! The live part of a hand-over: what every moment of serving changes. It is complete, since the old server is paused.
 //!
-//! Connections with what is unfinished of them, the contents of the caches, and volumes whose device failed a flush.
+//! Connections and files of FUSE with what is unfinished of them, the contents of the caches, and volumes whose device failed a flush.
 
 use headworks_core::{Ioprio, VolumeId};
+use headworks_fuse::Time;
 use headworks_nbd::transmission::{Refusal, Request};
 use headworks_nbd::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
 use headworks_nbd::{Negotiated, TransmissionFlags};
 use serde_json::{Value, json};
+use std::os::unix::ffi::OsStrExt;
 
 use super::disk::ToldExport;
 use super::record::{Handover, Reader, Writer, fitting, list, number, text, truth, wrong};
+use super::standing::read_path;
+use crate::clients::files::hand_over::{AgreedTerms, HandedFile, LongKind, LongRequest};
+use crate::clients::files::{FilePlace, WRITE_MAX};
 use crate::clients::nbd::connection::{HandedConnection, OpenWrite};
 use crate::reactor::messages::hand_over::PausedShard;
 use headworks_front::outgoing::UnsentPiece;
@@ -19,22 +24,29 @@ use headworks_front::outgoing::UnsentPiece;
 pub(crate) struct Live {
     /// Connections, each with what its client was told of its export.
     pub connections: Vec<(ToldExport, HandedConnection)>,
+    /// Files of FUSE, each with what its programs know of its export.
+    pub files: Vec<(ToldExport, HandedFile)>,
+    /// All files that are mounted: those of `files`, and others that no shard serves.
+    pub mounted: Vec<FilePlace>,
     /// Contents of the caches, by shard.
     pub contents: Vec<Option<Vec<u64>>>,
     /// Volumes whose flushes fail until an operator acknowledges it.
     pub suspect: Vec<VolumeId>,
 }
 
-/// The hand-over of paused shards, in their order.
-pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
+/// The hand-over of paused shards, in their order, and of the files that are mounted.
+pub(super) fn write(shards: Vec<PausedShard>, mounted: &[FilePlace]) -> Handover {
     let mut writer = Writer::default();
     let (mut connections, mut open_writes) = (Vec::new(), Vec::new());
-    let (mut caches, mut suspect) = (Vec::new(), Vec::new());
+    let (mut files, mut caches, mut suspect) = (Vec::new(), Vec::new(), Vec::new());
     for shard in shards {
         for (told, handed) in shard.connections {
             // A process before this version would take the rest of a payload for requests: it does not know the list, and closes them.
             let list = if handed.open.is_some() { &mut open_writes } else { &mut connections };
             list.push(write_connection(&told, handed, &mut writer));
+        }
+        for (told, handed) in shard.files {
+            files.push(write_file(&told, handed, &mut writer));
         }
         caches.push(match shard.contents {
             Some(words) => {
@@ -48,6 +60,8 @@ pub(super) fn write(shards: Vec<PausedShard>) -> Handover {
     writer.finish(&json!({
         "connections": connections,
         "open_writes": open_writes,
+        "files": files,
+        "mounted": mounted.iter().map(write_place).collect::<Vec<_>>(),
         "caches": caches,
         "suspect": suspect,
     }))
@@ -83,13 +97,7 @@ fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Wr
             UnsentPiece::Dropped { offset, len } => json!({ "offset": offset, "len": len }),
         })
         .collect();
-    json!({
-        "export": told.name,
-        "volume": told.volume.0,
-        "start": told.start,
-        "size": told.size,
-        "block_size": told.block_size,
-        "flags": told.flags.0,
+    let own = json!({
         "id": id,
         "peer": peer,
         "listener": listener,
@@ -102,7 +110,56 @@ fn write_connection(told: &ToldExport, handed: HandedConnection, writer: &mut Wr
         "unsent": unsent,
         "replies": replies,
         "descriptor": writer.descriptor(socket),
-    })
+    });
+    with_told(told, own)
+}
+
+/// A client with what it was told of its export.
+fn with_told(told: &ToldExport, client: Value) -> Value {
+    let told = json!({
+        "export": told.name,
+        "volume": told.volume.0,
+        "start": told.start,
+        "size": told.size,
+        "block_size": told.block_size,
+        "flags": told.flags.0,
+    });
+    match (told, client) {
+        (Value::Object(mut told), Value::Object(client)) => {
+            told.extend(client);
+            Value::Object(told)
+        }
+        (_, client) => client,
+    }
+}
+
+fn write_place(place: &FilePlace) -> Value {
+    json!({ "directory": place.directory.as_os_str().as_bytes(), "name": place.name })
+}
+
+fn write_file(told: &ToldExport, handed: HandedFile, writer: &mut Writer) -> Value {
+    let HandedFile { device, id, place, ioprio, opens, modified, terms, long } = handed;
+    let long: Vec<_> = long
+        .iter()
+        .map(|&LongRequest { cookie, kind, next, end }| {
+            let name = LongKind::NAMES.iter().find(|(one, _)| *one == kind).map(|(_, name)| name);
+            json!({ "cookie": cookie, "kind": name, "next": next, "end": end })
+        })
+        .collect();
+    let terms = terms.map(|AgreedTerms { minor, flags, write_max }| {
+        json!({ "minor": minor, "flags": flags, "write_max": write_max })
+    });
+    let own = json!({
+        "id": id,
+        "place": write_place(&place),
+        "ioprio": ioprio.map(Ioprio::code),
+        "opens": opens,
+        "modified": [modified.seconds, modified.nanoseconds],
+        "terms": terms,
+        "long": long,
+        "descriptor": writer.descriptor(device),
+    });
+    with_told(told, own)
 }
 
 impl Live {
@@ -117,6 +174,16 @@ impl Live {
         let open = head.get("open_writes").and_then(Value::as_array);
         for entry in list(&head, "connections")?.iter().chain(open.into_iter().flatten()) {
             live.connections.push((read_told(entry)?, read_connection(entry, &mut reader)?));
+        }
+        // A process before this version hands no files over.
+        let entries = |name| head.get(name).and_then(Value::as_array).into_iter().flatten();
+        for entry in entries("files") {
+            let told = read_told(entry)?;
+            let file = read_file(entry, &told, &mut reader)?;
+            live.files.push((told, file));
+        }
+        for entry in entries("mounted") {
+            live.mounted.push(read_place(entry)?);
         }
         for cache in list(&head, "caches")? {
             live.contents.push(match cache {
@@ -147,9 +214,58 @@ fn read_told(entry: &Value) -> Result<ToldExport, String> {
     })
 }
 
+fn read_ioprio(entry: &Value) -> Option<Ioprio> {
+    let code = entry.get("ioprio").and_then(Value::as_u64)?;
+    Ioprio::from_code(u8::try_from(code).ok()?)
+}
+
+fn read_place(entry: &Value) -> Result<FilePlace, String> {
+    let directory = read_path(&entry["directory"]).ok_or_else(|| wrong("no path of a file"))?;
+    Ok(FilePlace { directory, name: text(entry, "name")?.to_owned() })
+}
+
+fn read_file(entry: &Value, told: &ToldExport, reader: &mut Reader) -> Result<HandedFile, String> {
+    let terms = match entry.get("terms").filter(|terms| !terms.is_null()) {
+        None => None,
+        Some(terms) => {
+            let write_max = fitting(terms, "write_max")?;
+            if write_max > WRITE_MAX {
+                return Err(wrong("a file with larger writes than this version takes"));
+            }
+            let (minor, flags) = (fitting(terms, "minor")?, number(terms, "flags")?);
+            Some(AgreedTerms { minor, flags, write_max })
+        }
+    };
+    let mut long = Vec::new();
+    for one in list(entry, "long")? {
+        let name = text(one, "kind")?;
+        let kind = LongKind::NAMES.iter().find(|(_, other)| *other == name);
+        let kind = kind.map(|(kind, _)| *kind).ok_or_else(|| wrong("an unknown request"))?;
+        let (next, end) = (number(one, "next")?, number(one, "end")?);
+        if next >= end || end > told.size {
+            return Err(wrong("a request without an end"));
+        }
+        long.push(LongRequest { cookie: number(one, "cookie")?, kind, next, end });
+    }
+    let modified = list(entry, "modified")?;
+    let modified = modified.first().and_then(Value::as_i64).zip(modified.get(1));
+    let modified = modified.and_then(|(seconds, nanoseconds)| {
+        let nanoseconds = u32::try_from(nanoseconds.as_u64()?).ok()?;
+        Some(Time { seconds, nanoseconds })
+    });
+    Ok(HandedFile {
+        id: fitting(entry, "id")?,
+        place: read_place(&entry["place"])?,
+        ioprio: read_ioprio(entry),
+        opens: number(entry, "opens")?,
+        modified: modified.ok_or_else(|| wrong("no time of a file"))?,
+        terms,
+        long,
+        device: reader.descriptor(&entry["descriptor"])?,
+    })
+}
+
 fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnection, String> {
-    let ioprio = entry.get("ioprio").and_then(Value::as_u64);
-    let ioprio = ioprio.and_then(|code| Ioprio::from_code(u8::try_from(code).ok()?));
     let skip = match entry.get("skip").filter(|skip| !skip.is_null()) {
         None => None,
         Some(skip) => {
@@ -191,7 +307,7 @@ fn read_connection(entry: &Value, reader: &mut Reader) -> Result<HandedConnectio
             structured: truth(entry, "structured")?,
             base_allocation: truth(entry, "base_allocation")?,
         },
-        ioprio,
+        ioprio: read_ioprio(entry),
         unparsed: reader.bytes(&entry["unparsed"])?.to_vec(),
         skip,
         open,
@@ -207,4 +323,84 @@ fn request_of(header: &[u8; REQUEST_BYTES]) -> Option<Request> {
         RequestHeader::decode(header).ok()?;
     let command = Command::from_code(command)?;
     Some(Request { cookie, offset, len, command, flags: CommandFlags(flags) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::ShardId;
+
+    fn file(long: Vec<LongRequest>, write_max: u32) -> (ToldExport, HandedFile) {
+        let told = ToldExport {
+            name: "disk".to_owned(),
+            volume: VolumeId(3),
+            start: 512,
+            size: 1 << 20,
+            block_size: 512,
+            flags: TransmissionFlags::READ_ONLY,
+        };
+        let directory = read_path(&json!(b"/mnt/\xff")).unwrap();
+        let handed = HandedFile {
+            device: std::fs::File::open("/dev/null").unwrap().into(),
+            id: 9,
+            place: FilePlace { directory, name: "a%2Fb".to_owned() },
+            ioprio: Ioprio::from_code(11),
+            opens: 2,
+            modified: Time { seconds: -1, nanoseconds: 5 },
+            terms: Some(AgreedTerms { minor: 40, flags: 1 << 36, write_max }),
+            long,
+        };
+        (told, handed)
+    }
+
+    fn record(file: (ToldExport, HandedFile)) -> Handover {
+        let mounted =
+            [file.1.place.clone(), FilePlace { name: "other".into(), ..file.1.place.clone() }];
+        let shard = PausedShard {
+            shard: ShardId(0),
+            connections: Vec::new(),
+            files: vec![file],
+            stay: 0,
+            contents: None,
+            suspect: Vec::new(),
+        };
+        write(vec![shard], &mounted)
+    }
+
+    #[test]
+    fn files_come_as_they_went() {
+        let long = LongRequest { cookie: 7, kind: LongKind::Hole, next: 4096, end: 1 << 20 };
+        let all = LongKind::NAMES.map(|(kind, _)| LongRequest { kind, ..long });
+        let live = Live::read(record(file(all.to_vec(), WRITE_MAX))).unwrap();
+        let (told, found) = &live.files[0];
+        let (expected, handed) = file(all.to_vec(), WRITE_MAX);
+        assert_eq!((told, &found.long[..]), (&expected, &all[..]));
+        assert_eq!((found.id, found.opens, found.ioprio), (9, 2, handed.ioprio));
+        assert_eq!((&found.place, found.modified), (&handed.place, handed.modified));
+        assert_eq!(found.terms, handed.terms);
+        let names: Vec<_> = live.mounted.iter().map(|place| place.name.as_str()).collect();
+        assert_eq!(names, ["a%2Fb", "other"]);
+    }
+
+    #[test]
+    fn files_that_this_version_cannot_serve_are_refused() {
+        let refused = |file| Live::read(record(file)).unwrap_err();
+        assert!(refused(file(Vec::new(), WRITE_MAX + 1)).contains("larger writes"));
+        let long = LongRequest { cookie: 7, kind: LongKind::Punch, next: 8, end: 8 };
+        for end in [8, (1 << 20) + 1] {
+            let long = LongRequest { end, ..long };
+            assert!(refused(file(vec![long], WRITE_MAX)).contains("without an end"));
+        }
+        let mut gone = record(file(Vec::new(), WRITE_MAX));
+        gone.descriptors.clear();
+        assert!(Live::read(gone).unwrap_err().contains("descriptor"));
+        // A process before this version knows no files.
+        let mut old = record(file(Vec::new(), WRITE_MAX));
+        for name in [&b"\"files\""[..], b"\"mounted\""] {
+            let at = old.record.windows(name.len()).position(|bytes| bytes == name).unwrap();
+            old.record[at + 1] = b'x';
+        }
+        let live = Live::read(old).unwrap();
+        assert!(live.files.is_empty() && live.mounted.is_empty());
+    }
 }

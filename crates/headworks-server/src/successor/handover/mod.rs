@@ -15,6 +15,8 @@
 //! what its options say; `disk` the rule which disk a connection may go on with; `request` is an operator's request for all of it.
 
 mod disk;
+#[cfg(test)]
+mod file_tests;
 mod give;
 mod live;
 mod record;

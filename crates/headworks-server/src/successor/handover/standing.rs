@@ -135,7 +135,7 @@ impl HandedPartition {
 }
 
 /// A path as bytes; none of a volume without an image.
-fn read_path(value: &Value) -> Option<PathBuf> {
+pub(super) fn read_path(value: &Value) -> Option<PathBuf> {
     let byte = |byte: &Value| byte.as_u64().and_then(|byte| u8::try_from(byte).ok());
     let bytes: Option<Vec<u8>> = value.as_array()?.iter().map(byte).collect();
     Some(OsString::from_vec(bytes?).into())

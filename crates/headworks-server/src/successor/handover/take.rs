@@ -6,21 +6,31 @@
 //!   an error before that: the shards end, and nothing was changed
 //! ```
 //!
-//! Every connection passes `Disks::export_of`, which has the rule of `disk`: an export's name alone binds nothing.
+//! Every connection and file passes `Disks::export_of`, which has the rule of `disk`: an export's name alone binds nothing. A file of FUSE that has no
+//! heir, because no listener makes its export a file any more or that export is another, is unmounted, unless programs have it open: it is a client
+//! then. Nothing is mounted or unmounted before the old process has left.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use headworks_core::{ConfigError, Control, Instant, ShardId, VolumeId};
+use headworks_nbd::Negotiated;
 
 use super::disk::{HandedVolume, ToldExport};
 use super::live::Live;
 use super::takeover::{LaterSteps, Takeover, UnmatchedClients, refused};
 use crate::ServerOptions;
+use crate::clients::client::ShardClient;
+use crate::clients::files::directory::{DirectoryContext, file_name};
+use crate::clients::files::hand_over::HandedFile;
+use crate::clients::files::news::{DirectoryNews, ServedFile};
+use crate::clients::files::{FilePlace, FuseClient};
 use crate::clients::nbd::connection::{Connection, HandedConnection};
 use crate::exports::assemble::export_info::ServedExport;
 use crate::exports::assemble::{Assembly, shown_name};
+use crate::listen::Address;
 use crate::reactor::messages::ControlMessage;
 use crate::reactor::messages::hand_over::{AdoptOrder, AdoptedClient};
 use crate::reactor::shared::ServerShared;
@@ -167,12 +177,12 @@ impl Adoption {
     /// What is handed over does not fit, or the old server goes on; nothing was changed then, and the shards end.
     pub fn finish(
         self,
-        shared: &ServerShared,
+        (shared, directories): (&ServerShared, &DirectoryContext),
         exports: &[ServedExport],
         options: &ServerOptions,
         before_serving: impl FnOnce(),
     ) -> Result<(), ConfigError> {
-        let taken = self.take_over(shared, exports, options, before_serving);
+        let taken = self.take_over((shared, directories), exports, options, before_serving);
         if taken.is_err() {
             for shard in (0..shared.shards() as u16).map(ShardId) {
                 // One that has ended reads nothing.
@@ -184,13 +194,14 @@ impl Adoption {
 
     fn take_over(
         self,
-        shared: &ServerShared,
+        (shared, directories): (&ServerShared, &DirectoryContext),
         exports: &[ServedExport],
         options: &ServerOptions,
         before_serving: impl FnOnce(),
     ) -> Result<(), ConfigError> {
         let Self { steps: (live, adopted), unmatched, disks, volumes: known, refusals } = self;
-        let Live { connections, mut contents, suspect } = Live::read(live()?).map_err(refused)?;
+        let live = Live::read(live()?).map_err(refused)?;
+        let Live { connections, files, mounted, mut contents, suspect } = live;
         let (answers, outcomes) = channel();
         let mut goes: Vec<Sender<()>> = Vec::new();
         contents.resize_with(shared.shards().max(contents.len()), || None);
@@ -198,15 +209,26 @@ impl Adoption {
             return Err(refused("the number of shards was changed: restart instead".to_owned()));
         }
         let bound = bind(connections, |told| disks.export_of(told, exports), unmatched)?;
-        let count = bound.len();
+        let export_of = |told: &ToldExport| disks.export_of(told, exports);
+        let files = bind_files(files, export_of, unmatched, (options, directories))?;
+        let (count, file_count) = (bound.len(), files.len());
         let mut clients = clients_by_shard(bound, options);
+        let mut heirs = adopt_files(files, directories, &mut clients)?;
+        // Served or not, what is mounted and is no heir's ends.
+        for place in mounted {
+            let FilePlace { directory, name } = place;
+            let (files, ended) = heirs.entry(directory).or_default();
+            if !files.iter().any(|file| file.name == name) {
+                ended.push(name);
+            }
+        }
         for (shard, contents) in (0..).map(ShardId).zip(contents) {
             let (go, goes_on) = channel();
             goes.push(go);
             let volumes = known.clone();
-            let connections = clients.remove(&shard.0).unwrap_or_default();
+            let clients = clients.remove(&shard.0).unwrap_or_default();
             let answer = answers.clone();
-            let order = AdoptOrder { contents, volumes, connections, answer, go: goes_on };
+            let order = AdoptOrder { contents, volumes, clients, answer, go: goes_on };
             shared.send(shard, ControlMessage::Adopt(order));
         }
         drop(answers);
@@ -226,12 +248,15 @@ impl Adoption {
             shared.send_all(|| ControlMessage::Control(Control::Suspect { volume }));
             shared.keeper().set_suspect(volume, true);
         }
+        // Before the listeners begin, which mount what is not mounted.
+        let orphans = tell_directories(heirs, directories);
         shared.send(ShardId(0), ControlMessage::Listen);
         for go in goes {
             // A shard that has ended shows in `join`.
             let _ = go.send(());
         }
-        tracing::info!("took over {count} connections");
+        orphans.iter().for_each(|place| unmount(place, directories));
+        tracing::info!("took over {count} connections and {file_count} files");
         Ok(())
     }
 }
@@ -301,9 +326,107 @@ fn clients_by_shard(
     for (served, handed) in connections {
         let (old_id, terms) = (handed.id, handed.terms);
         let connection = Connection::adopt(handed, options.connection_limits(), Instant(0));
-        let (connection, export) = (Box::new(connection), served.binding.export);
-        let client = AdoptedClient { old_id, connection, export, terms };
+        let (client, export) = (ShardClient::Nbd(Box::new(connection)), served.binding.export);
+        let client = AdoptedClient { old_id, client, export, terms };
         clients.entry(served.shard.0).or_default().push(client);
     }
     clients
+}
+
+/// A file that goes on: with which export, and of which listener.
+struct BoundFile<'a> {
+    served: &'a ServedExport,
+    listener: Arc<str>,
+    news: Sender<DirectoryNews>,
+    handed: HandedFile,
+}
+
+/// The files that go on. Others end; one that is open ends the takeover, or is closed, as a connection.
+fn bind_files<'a>(
+    files: Vec<(ToldExport, HandedFile)>,
+    export_of: impl Fn(&ToldExport) -> Result<&'a ServedExport, String>,
+    unmatched: UnmatchedClients,
+    (options, directories): (&ServerOptions, &DirectoryContext),
+) -> Result<Vec<BoundFile<'a>>, ConfigError> {
+    let mut bound = Vec::new();
+    for (told, handed) in files {
+        let FilePlace { directory, name } = &handed.place;
+        let listener = options.access.listeners.iter().find(|spec| {
+            matches!(&spec.address, Address::Directory(path) if path == directory)
+                && spec.offers(&told.name, None)
+        });
+        let thread = directories.served.thread_of(directory);
+        let heir = listener.zip(thread).ok_or_else(|| "no listener has it as a file".to_owned());
+        let heir = heir.and_then(|(listener, news)| {
+            let served = export_of(&told)?;
+            let is_same = file_name(&served.info.name).as_ref() == Ok(name);
+            let listener = Arc::from(listener.name.as_str());
+            let heir = (served, listener, news);
+            is_same.then_some(heir).ok_or_else(|| "its file has another name".to_owned())
+        });
+        match heir {
+            Ok((served, listener, news)) => {
+                bound.push(BoundFile { served, listener, news, handed });
+            }
+            Err(why) if handed.opens > 0 && unmatched == UnmatchedClients::Refuse => {
+                let (export, path) = (shown_name(&told.name), handed.place.shown());
+                return Err(refused(format!(
+                    "export {export}: programs have its file {path} open, and {why}; undo that, close it, or restart the server"
+                )));
+            }
+            Err(why) => tracing::info!("the file {} ends: {why}", handed.place.shown()),
+        }
+    }
+    Ok(bound)
+}
+
+/// Files by their directories: those that go on, and the names of those that end.
+type Heirs = BTreeMap<PathBuf, (Vec<ServedFile>, Vec<String>)>;
+
+/// Adds the files to the clients of their shards.
+fn adopt_files(
+    files: Vec<BoundFile<'_>>,
+    directories: &DirectoryContext,
+    clients: &mut BTreeMap<u16, Vec<AdoptedClient>>,
+) -> Result<Heirs, ConfigError> {
+    let mut heirs = Heirs::new();
+    for BoundFile { served, listener, news, handed } in files {
+        let (old_id, export, place) = (handed.id, served.binding.export, handed.place.clone());
+        let file = FuseClient::adopt(handed, listener, directories.limits, news);
+        let file = file.map_err(|error| refused(format!("{}: {error}", place.shown())))?;
+        let (files, _) = heirs.entry(place.directory).or_default();
+        files.push(ServedFile { export, name: place.name, client: file.number() });
+        let (client, terms) = (ShardClient::Fuse(Box::new(file)), Negotiated::default());
+        let client = AdoptedClient { old_id, client, export, terms };
+        clients.entry(served.shard.0).or_default().push(client);
+    }
+    Ok(heirs)
+}
+
+/// Tells each directory of its files; returns those to be unmounted whose directories are not served.
+fn tell_directories(heirs: Heirs, directories: &DirectoryContext) -> Vec<FilePlace> {
+    let mut orphans = Vec::new();
+    for (directory, (files, ended)) in heirs {
+        match directories.served.thread_of(&directory) {
+            Some(news) => {
+                // It has ended if nothing mounts here.
+                let _ = news.send(DirectoryNews::TakeOver { files, ended });
+            }
+            None => orphans.extend(
+                ended.into_iter().map(|name| FilePlace { directory: directory.clone(), name }),
+            ),
+        }
+    }
+    orphans
+}
+
+/// Unmounts a file whose directory is not served. What mounts in no directory of this server unmounts by itself, as the old process ends.
+fn unmount(place: &FilePlace, directories: &DirectoryContext) {
+    let Some(mounts) = directories.mounts.as_ref().filter(|it| it.knows(&place.directory)) else {
+        return;
+    };
+    match mounts.unmount(&place.directory, &place.name) {
+        Ok(()) => tracing::info!("the file {} has ended", place.shown()),
+        Err(why) => tracing::warn!("{} stays mounted: {why}", place.shown()),
+    }
 }

@@ -19,28 +19,42 @@ use super::{Handover, Takeover, TakeoverSteps, UnmatchedClients};
 use crate::change;
 use crate::options::{CacheFile, MissingImage, ProcessContext};
 use crate::successor::marker::Marker;
-use crate::{Address, Assembly, ExportSpec, Leftovers, Server, ServerOptions};
+use crate::{
+    AccessSpec, Address, Assembly, ExportSpec, Leftovers, ListenerKind, ListenerSpec, Mounts,
+    Server, ServerOptions,
+};
+use headworks_nbd::tls::TlsOptions;
 
-const LIMIT: Duration = Duration::from_secs(20);
-const BLOCK: usize = 4096;
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+pub(super) const BLOCK: usize = 4096;
 
 /// An image, a socket and memory for servers one after the other.
-struct Place {
-    image: TempFile,
+pub(super) struct Place {
+    pub image: TempFile,
     memory: TempFile,
     socket: PathBuf,
     _folder: TempDir,
     shards: u16,
     kept: bool,
+    /// The directory with files of FUSE, the patterns of its listener, and what mounts.
+    pub files: Option<(PathBuf, Vec<String>, Arc<dyn Mounts>)>,
 }
 
 impl Place {
-    fn new(name: &str, shards: u16, kept: bool) -> Self {
+    pub fn new(name: &str, shards: u16, kept: bool) -> Self {
         let (image, memory) = (TempFile::new(name), TempFile::new(&format!("{name}-memory")));
         std::fs::write(image.path(), vec![7; 4 << 20]).unwrap();
         // Directories of their own: sockets are bound under a name of the process first.
         let folder = TempDir::new(name);
-        Self { image, memory, socket: folder.join("socket"), _folder: folder, shards, kept }
+        Self {
+            image,
+            memory,
+            socket: folder.join("socket"),
+            _folder: folder,
+            shards,
+            kept,
+            files: None,
+        }
     }
 
     fn start(&self, takeover: Option<Takeover>) -> Result<Server, ConfigError> {
@@ -48,7 +62,7 @@ impl Place {
         self.serve(&[&text], takeover)
     }
 
-    fn serve(&self, texts: &[&str], takeover: Option<Takeover>) -> Result<Server, ConfigError> {
+    pub fn serve(&self, texts: &[&str], takeover: Option<Takeover>) -> Result<Server, ConfigError> {
         let memory = self.kept.then(|| {
             let is_new = takeover.is_none();
             let mut options = std::fs::File::options();
@@ -64,7 +78,18 @@ impl Place {
         let specs: Vec<_> =
             texts.iter().map(|text| ExportSpec::parse(text, false).unwrap()).collect();
         let assembly = Assembly::open(&specs, MissingImage::Refuse, &leftovers)?;
+        let listener = |(directory, exports, _): &(PathBuf, Vec<String>, _)| ListenerSpec {
+            name: "files".to_owned(),
+            kind: ListenerKind::Fuse,
+            address: Address::Directory(directory.clone()),
+            owner: None,
+            exports: exports.clone(),
+            tenant: None,
+            tls: TlsOptions::default(),
+        };
+        let listeners = self.files.iter().map(listener).collect();
         let options = ServerOptions {
+            access: AccessSpec { listeners, ..AccessSpec::default() },
             listen: vec![Address::Unix { path: self.socket.clone(), mode: 0o600 }],
             shards: self.shards,
             engine: EngineChoice::Threads,
@@ -75,6 +100,7 @@ impl Place {
                 cache_file,
                 leftovers,
                 takeover,
+                mounts: self.files.as_ref().map(|(_, _, mounts)| Arc::clone(mounts)),
                 ..ProcessContext::default()
             },
             ..ServerOptions::default()
@@ -86,7 +112,7 @@ impl Place {
         self.client_of("disk")
     }
 
-    fn client_of(&self, export: &str) -> Client {
+    pub fn client_of(&self, export: &str) -> Client {
         let uri = format!("nbd+unix:///{export}?socket={}", self.socket.display());
         Client::connect(&uri.parse().unwrap(), ClientOptions::default()).unwrap()
     }
@@ -97,7 +123,7 @@ impl Place {
         self.replace_by(old, &[&text])
     }
 
-    fn replace_by(&self, old: Server, texts: &[&str]) -> Server {
+    pub fn replace_by(&self, old: Server, texts: &[&str]) -> Server {
         let old = Arc::new(old);
         let new = self.try_replace(&old, texts, UnmatchedClients::Refuse).unwrap();
         std::mem::forget(old);
@@ -105,7 +131,7 @@ impl Place {
     }
 
     /// The new server; after an error the old one is paused, and may go on.
-    fn try_replace(
+    pub fn try_replace(
         &self,
         old: &Arc<Server>,
         texts: &[&str],
@@ -131,7 +157,7 @@ fn dirty(server: &Server) -> u64 {
     exports(server)[0]["dirty"].as_u64().unwrap()
 }
 
-fn until(holds: impl Fn() -> bool) {
+pub(super) fn until(holds: impl Fn() -> bool) {
     let since = Instant::now();
     while !holds() {
         assert!(since.elapsed() < LIMIT);
@@ -150,7 +176,7 @@ fn block_of(image: &Path, block: usize) -> u8 {
     std::fs::read(image).unwrap()[block * BLOCK]
 }
 
-fn end(server: Server) {
+pub(super) fn end(server: Server) {
     server.stop();
     server.join().unwrap();
 }
