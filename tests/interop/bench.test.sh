@@ -74,6 +74,8 @@ check "bench in process, on null: a million requests and not one allocation" bas
     "$1" bench --device null:size=1G --ios 1000000 --json | "$2" -c "import json, sys; run = json.load(sys.stdin); print(run); sys.exit(run[\"allocations\"] != 0 or run[\"errors\"] != 0)"
     ' - "$HEADWORKS" "$PYTHON"
 check "threads that feed one shard over rings, on a file" bench --engine "$ENGINE" --device "$(spec disk)" --rw randrw --feeders 3
+# The jobs of seed 003.
+check "252 threads that write and read a cached disk" bench --engine "$ENGINE" --device mem:size=64M --cache 16M --rw randrw --feeders 252
 check "the same on null: not one allocation" bash -c '
     "$1" bench --device null:size=1G --rw randwrite --feeders 16 --runtime 300ms --json | "$2" -c "import json, sys; run = json.load(sys.stdin); print(run); sys.exit(run[\"allocations\"] != 0 or run[\"errors\"] != 0 or run[\"ios\"] < 1000)"
     ' - "$HEADWORKS" "$PYTHON"

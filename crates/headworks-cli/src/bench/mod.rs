@@ -136,8 +136,8 @@ fn measure(options: BenchArgs) -> Result<(), Failure> {
             "iodepth must be within 1..=4096 and threads within 1..={threads_max}"
         )));
     }
-    if options.feeders.is_some_and(|feeders| !(1..=64).contains(&feeders)) {
-        return Err(usage("feeders must be within 1..=64"));
+    if options.feeders.is_some_and(|feeders| !(1..=1024).contains(&feeders)) {
+        return Err(usage("feeders must be within 1..=1024"));
     }
     match (&options.device, &options.uri) {
         (Some(device), _) => in_process(device, &options, pattern, block_bytes),
