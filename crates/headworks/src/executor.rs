@@ -17,8 +17,8 @@ use std::convert::Infallible;
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
     Action, Actions, BioId, Completion, Control, CopyDirection, DeviceId, DirtyEntry,
-    EXTENTS_BYTES, ExtentState, Input, Instant, Message, Notice, Op, REPLY_RANGES_MAX, ReplyStage,
-    Shard, ShardId, Status, WaitTimes,
+    EXTENTS_BYTES, ExtentState, FrameRange, Input, Instant, Message, Notice, Op, REPLY_RANGES_MAX,
+    ReplyStage, Shard, ShardId, Status, Submit, WaitTimes,
 };
 
 use crate::device::{Command, CommandBatch, Device, DeviceIo, Loss};
@@ -149,6 +149,17 @@ fn next_copy(list: &[Action], frames: Span) -> *const u8 {
         _ => None,
     });
     copies.map_or(std::ptr::null(), |at| frames.base().wrapping_add(at))
+}
+
+/// Moves a range of the frames to another one that it does not overlap.
+#[inline(always)]
+fn move_frames<S: ActionSink>(sink: &mut S, from: usize, to: usize, len: usize) {
+    assert!(from.abs_diff(to) >= len, "a move's ranges do not overlap");
+    let pool = sink.frames();
+    let (from, to) = (pool.part(from, len), pool.part(to, len));
+    sink.before_change(to);
+    // SAFETY: as for a copy; the ranges do not overlap.
+    unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
 }
 
 /// Inputs of a batch whose reads have their frames fetched ahead; the reads of a longer batch wait beside each other in any case.
@@ -283,102 +294,19 @@ impl<L: ChangeLog> Executor<L> {
                         self.submit(now, batch_of, disk, inputs);
                         batch_of = Some(submit.device);
                     }
-                    let first = self.spans.len();
-                    for segment in actions.segments_of(submit) {
-                        if S::KEEPS_FRAMES && submit.op == Op::Read {
-                            announce_fill(sink, segment.bio, (segment.offset, segment.len));
-                        }
-                        let (offset, len) = (segment.offset, segment.len);
-                        if !S::HAS_PIECES {
-                            let buffer = sink.buffer(segment.bio);
-                            self.spans.push(buffer.part(offset as usize, len as usize));
-                            continue;
-                        }
-                        // What has no room is beyond what a device takes.
-                        let spans = &mut self.spans;
-                        sink.pieces(segment.bio, (offset, len), |piece| {
-                            if spans.len() < spans.capacity() {
-                                spans.push(piece);
-                            }
-                        });
-                    }
-                    let (mut len, mut spans) = (submit.len, submit.segments);
-                    if S::HAS_PIECES {
-                        if self.spans.len() - first > SPANS_MAX {
-                            len = cut(&mut self.spans, first);
-                        }
-                        spans = (self.spans.len() - first) as u16;
-                    }
-                    self.commands.push(Command {
-                        id: submit.id,
-                        volume: submit.volume,
-                        op: submit.op,
-                        flags: submit.flags,
-                        offset: submit.offset,
-                        len,
-                        first_span: first as u32,
-                        spans,
-                    });
+                    self.add_command(actions, submit, sink);
                 }
                 Action::Copy { bio, offset, len, at, direction } => {
-                    let range = (offset, len);
-                    let len = len as usize;
-                    let frames = sink.frames();
-                    let part = frames.part(at as usize, len);
-                    if direction == CopyDirection::ToPool {
-                        sink.before_change(part);
-                    }
                     if offset == 0 {
                         whole = (bio, length(&actions.list[index..], bio));
                     }
-                    let all = if whole.0 == bio { whole.1 } else { len };
-                    let next = match direction {
-                        CopyDirection::ToPool => std::ptr::null(),
-                        CopyDirection::ToBuffer => next_copy(&actions.list[index + 1..], frames),
-                    };
-                    let Self { copier, log, .. } = self;
-                    let log = log.as_ref().filter(|_| direction == CopyDirection::ToPool);
-                    let mut at = part.base();
-                    sink.pieces(bio, range, |piece| {
-                        let (buffer, pool, len) = (piece.base(), at, piece.len());
-                        at = at.wrapping_add(len);
-                        if let Some(log) = log {
-                            log.begin_change(pool, buffer, len);
-                        }
-                        // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
-                        // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
-                        // belongs to the bio until its reply.
-                        unsafe {
-                            match direction {
-                                CopyDirection::ToPool => copier.write(buffer, pool, (len, all)),
-                                CopyDirection::ToBuffer => copier.read(pool, buffer, len, next),
-                            }
-                        }
-                        if let Some(log) = log {
-                            log.end_change();
-                        }
-                    });
+                    let all = if whole.0 == bio { whole.1 } else { len as usize };
+                    let later = &actions.list[index + 1..];
+                    self.copy(sink, (bio, offset, len), at, direction, (all, later));
                 }
-                Action::Zero { at, len } => {
-                    let part = sink.frames().part(at as usize, len as usize);
-                    sink.before_change(part);
-                    let pool = part.base();
-                    if let Some(log) = &self.log {
-                        log.begin_change(pool, std::ptr::null(), len as usize);
-                    }
-                    // SAFETY: as for a copy.
-                    unsafe { self.copier.zero(pool, len as usize) };
-                    if let Some(log) = &self.log {
-                        log.end_change();
-                    }
-                }
+                Action::Zero { at, len } => self.zero(sink, at as usize, len as usize),
                 Action::Move { from, to, len } => {
-                    let (pool, len) = (sink.frames(), len as usize);
-                    assert!(from.abs_diff(to) >= len as u64, "a move's ranges do not overlap");
-                    let (from, to) = (pool.part(from as usize, len), pool.part(to as usize, len));
-                    sink.before_change(to);
-                    // SAFETY: as for a copy; the ranges do not overlap.
-                    unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
+                    move_frames(sink, from as usize, to as usize, len as usize);
                 }
                 Action::Prepare { at, len } => {
                     let part = sink.frames().part(at as usize, len as usize);
@@ -406,16 +334,7 @@ impl<L: ChangeLog> Executor<L> {
                     sink.reply(id, status, hole, stage, wait_times);
                 }
                 Action::ReplyFrames { id, first, ranges, wait_times } => {
-                    let frames = sink.frames();
-                    self.reply.clear();
-                    for range in actions.ranges_of(first, ranges) {
-                        self.reply.push(frames.part(range.at as usize, range.len as usize));
-                    }
-                    if let Some(first) = self.reply.first() {
-                        // They are read soon, most likely by the kernel, which fetches nothing ahead.
-                        fetch(first.base());
-                    }
-                    sink.reply_frames(id, &self.reply, wait_times);
+                    self.reply_frames(sink, id, actions.ranges_of(first, ranges), wait_times);
                 }
                 Action::NeedsBuffer { id, wait_times } => sink.needs_buffer(id, wait_times),
                 Action::Send { to, message } => {
@@ -432,6 +351,127 @@ impl<L: ChangeLog> Executor<L> {
             }
         }
         self.submit(now, batch_of, disk, inputs);
+    }
+
+    /// Adds a command of a device and its spans to the batch.
+    #[inline(always)]
+    fn add_command<S: ActionSink>(&mut self, actions: &Actions, submit: &Submit, sink: &mut S) {
+        let first = self.spans.len();
+        for segment in actions.segments_of(submit) {
+            if S::KEEPS_FRAMES && submit.op == Op::Read {
+                announce_fill(sink, segment.bio, (segment.offset, segment.len));
+            }
+            let (offset, len) = (segment.offset, segment.len);
+            if !S::HAS_PIECES {
+                let buffer = sink.buffer(segment.bio);
+                self.spans.push(buffer.part(offset as usize, len as usize));
+                continue;
+            }
+            // What has no room is beyond what a device takes.
+            let spans = &mut self.spans;
+            sink.pieces(segment.bio, (offset, len), |piece| {
+                if spans.len() < spans.capacity() {
+                    spans.push(piece);
+                }
+            });
+        }
+        let (mut len, mut spans) = (submit.len, submit.segments);
+        if S::HAS_PIECES {
+            if self.spans.len() - first > SPANS_MAX {
+                len = cut(&mut self.spans, first);
+            }
+            spans = (self.spans.len() - first) as u16;
+        }
+        self.commands.push(Command {
+            id: submit.id,
+            volume: submit.volume,
+            op: submit.op,
+            flags: submit.flags,
+            offset: submit.offset,
+            len,
+            first_span: first as u32,
+            spans,
+        });
+    }
+
+    /// Copies a range of a bio from or to the frames at `at`. `all` are the bytes of the bio's copies, of which `later` has the next ones.
+    #[inline(always)]
+    fn copy<S: ActionSink>(
+        &mut self,
+        sink: &mut S,
+        (bio, offset, len): (BioId, u32, u32),
+        at: u64,
+        direction: CopyDirection,
+        (all, later): (usize, &[Action]),
+    ) {
+        let frames = sink.frames();
+        let part = frames.part(at as usize, len as usize);
+        if direction == CopyDirection::ToPool {
+            sink.before_change(part);
+        }
+        let next = match direction {
+            CopyDirection::ToPool => std::ptr::null(),
+            CopyDirection::ToBuffer => next_copy(later, frames),
+        };
+        let Self { copier, log, .. } = self;
+        let log = log.as_ref().filter(|_| direction == CopyDirection::ToPool);
+        let mut at = part.base();
+        sink.pieces(bio, (offset, len), |piece| {
+            let (buffer, pool, len) = (piece.base(), at, piece.len());
+            at = at.wrapping_add(len);
+            if let Some(log) = log {
+                log.begin_change(pool, buffer, len);
+            }
+            // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
+            // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
+            // belongs to the bio until its reply.
+            unsafe {
+                match direction {
+                    CopyDirection::ToPool => copier.write(buffer, pool, (len, all)),
+                    CopyDirection::ToBuffer => copier.read(pool, buffer, len, next),
+                }
+            }
+            if let Some(log) = log {
+                log.end_change();
+            }
+        });
+    }
+
+    /// Zeroes a range of the frames.
+    #[inline(always)]
+    fn zero<S: ActionSink>(&mut self, sink: &mut S, at: usize, len: usize) {
+        let part = sink.frames().part(at, len);
+        sink.before_change(part);
+        let pool = part.base();
+        if let Some(log) = &self.log {
+            log.begin_change(pool, std::ptr::null(), len);
+        }
+        // SAFETY: as for a copy.
+        unsafe { self.copier.zero(pool, len) };
+        if let Some(log) = &self.log {
+            log.end_change();
+        }
+    }
+
+    /// Answers a read with the frames that have its bytes.
+    #[inline(always)]
+    fn reply_frames<S: ActionSink>(
+        &mut self,
+        sink: &mut S,
+        id: BioId,
+        ranges: &[FrameRange],
+        wait_times: WaitTimes,
+    ) {
+        let frames = sink.frames();
+        self.reply.clear();
+        for range in ranges {
+            self.reply.push(frames.part(range.at as usize, range.len as usize));
+        }
+        if let Some(first) = self.reply.first() {
+            // They are read soon, most likely by the kernel, which fetches nothing ahead.
+            fetch(first.base());
+        }
+        sink.reply_frames(id, &self.reply, wait_times);
     }
 
     fn submit(
