@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # matrix: once
+# alone
 # seconds: 15
 # docs/guide/quickstart.md: from the program to a verified disk and to the tenant that makes another one slow, in ten commands, as the page has
 # them. `scripts/packages-test` runs the same from the package.
