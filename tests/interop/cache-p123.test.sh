@@ -46,8 +46,7 @@ drop_server
 check "after kill -9 the image is what was flushed" cmp "$IMAGE" "$DIR/source"
 rm -f "$SOCKET" "$DIR/source"
 
-# Misses of 16 connections on a device of 5 ms overlap: at least half of the rate without a cache, of which one miss at a time would have a
-# sixteenth. On a machine that does nothing else it is 0.9 and more; beside builds 0.84 was seen in the best of eight.
+# Misses of 16 connections on a device of 5 ms: at least 0.9 of the rate without a cache.
 slow=delay:read=5ms,of=mem:size=1G
 misses() { # CACHE
     serve --cache "$1" --set read_ahead_kb=0 "$slow"
@@ -56,7 +55,7 @@ misses() { # CACHE
     stop_server
     rate=$(field "$DIR/misses" iops)
 }
-# The best of some in turn: others use the machine, too.
+# The best of some in turn: others use the machine, too. One miss at a time would be a sixteenth in each of them.
 direct=0 cached=0
 for _ in {1..8}; do
     misses 0
@@ -65,7 +64,7 @@ for _ in {1..8}; do
     cached=$((rate > cached ? rate : cached))
     [ $((cached * 10)) -lt $((direct * 9)) ] || break
 done
-check "misses overlap: $cached with a cache, $direct without" test $((cached * 2)) -ge "$direct"
+check "misses overlap: $cached with a cache, $direct without" test $((cached * 10)) -ge $((direct * 9))
 
 # Who reads what is cached: p99 below 5 ms while 64 MiB are flushed, again and again, to a device of 2 ms. (Or three times what it
 # is without a flush, where the machine is too busy for that; who waits for a flush waits half a second.)
