@@ -47,7 +47,7 @@ const NUMBER: usize = 8;
 /// Requests, in the byte behind a packet's number; the number of the directory and the name of the file follow.
 const MOUNTS: u8 = b'm';
 const UNMOUNTS: u8 = b'u';
-/// Answers, in the byte behind the number of the request; 0 of the first one, which nobody asked for.
+/// Answers, in the byte behind the number of the request; the first answer is to no request and has the number 0.
 const DONE: u8 = b'+';
 const REFUSED: u8 = b'-';
 
@@ -395,7 +395,10 @@ mod tests {
         assert!(
             MountHelpers::start(&ServerOptions::default(), None, vec![helper]).unwrap().is_none()
         );
-        assert!(end.receive(None).is_err(), "it unmounts when nobody has its socket");
+        assert!(
+            end.receive(None).is_err(),
+            "it unmounts when its socket is closed in every process"
+        );
         let (helper, _end) = handed(&["/a"], Some((1, 1)));
         let error = MountHelpers::start(&options("/a"), None, vec![helper]).unwrap_err();
         assert!(error.contains("--user"), "{error}");
