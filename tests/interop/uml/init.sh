@@ -13,7 +13,7 @@ import ctypes, fcntl, os, socket, struct
 
 finit_module = 313
 for name in os.environ.get("MODULES", "drivers/block/nbd").split():
-    module = os.open(f"/usr/lib/uml/modules/{os.uname().release}/kernel/{name}.ko", os.O_RDONLY)
+    module = os.open(f"{os.environ.get('MODULES_OF', '')}/usr/lib/uml/modules/{os.uname().release}/kernel/{name}.ko", os.O_RDONLY)
     if ctypes.CDLL(None).syscall(finit_module, module, b"nbds_max=3" if name.endswith("nbd") else b"", 0):
         print(f"the module {name} cannot be loaded")
 set_flags, up_and_running = 0x8914, 0x41
