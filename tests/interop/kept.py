@@ -63,27 +63,32 @@ class Server:
             return log.read()
 
     @contextlib.contextmanager
-    def client(self):
-        raw, _ = rawnbd.Raw(f"nbd+unix:///?socket={self.socket}").go()
+    def client(self, export=b""):
+        raw, _ = rawnbd.Raw(f"nbd+unix:///?socket={self.socket}").go(export)
         yield raw
         raw.close()
 
-    def write(self, block, byte, count=1):
-        with self.client() as raw:
+    def write(self, block, byte, count=1, export=b""):
+        with self.client(export) as raw:
             raw.request(rawnbd.WRITE, 1, block * BLOCK, count * BLOCK, bytes([byte]) * BLOCK * count)
             assert raw.reply()[0] == 0
 
-    def flush(self):
-        with self.client() as raw:
+    def flush(self, export=b""):
+        with self.client(export) as raw:
             raw.request(rawnbd.FLUSH, 1, 0, 0)
             return raw.reply()[0]
 
-    def byte(self, block):
-        with self.client() as raw:
+    def byte(self, block, export=b""):
+        with self.client(export) as raw:
             raw.request(rawnbd.READ, 1, block * BLOCK, BLOCK)
             assert raw.reply()[0] == 0
             data = raw.receive(BLOCK)
             return data[0] if data == data[:1] * BLOCK else None
+
+    def ctl(self, *words):
+        """What it answers; nothing if it refuses."""
+        done = subprocess.run([SERVER, "ctl", self.control, *words], capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else ""
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
@@ -478,6 +483,40 @@ def lost_memory_of_an_overlay():
     lost_memory(image, f"overlay:path={image}")
 
 
+def neighbours():
+    """Servers that have one directory for their memory: none keeps from another what that has left."""
+    runtime = {"XDG_RUNTIME_DIR": MEMORY}
+    image, added = new_image("kept-neighbour.img"), new_image("kept-added.img")
+    server = Server(image, environment=runtime)
+    server.write(3, 7)
+    server.kill()
+    other = Server(new_image("kept-first.img"), environment=runtime, name="first")
+    check("a server that starts first says what a dead one has left", "4 KiB of acknowledged writes to" in other.said(), other.said())
+    server = Server(image, environment=runtime)
+    check("that one starts beside it, and has its data", server.process.poll() is None and server.byte(3) == 7, server.said())
+    check("it stops with 0", server.stop() == 0)
+    third = Server(added, environment=runtime, name="third")
+    third.write(4, 8)
+    third.kill()
+    said = other.ctl("add", f"added={added}")
+    check("data of one that died later are there when its image is added", "restored 4 KiB" in said and other.byte(4, b"added") == 8, said)
+    other.ctl("remove", "added")
+    third = Server(added, environment=runtime, name="third")
+    third.write(5, 9)
+    third.kill()
+    said = other.ctl("upgrade")
+    check("the other is replaced", "upgraded: process" in said, said)
+    successor = int(said.split()[2])
+    said = other.ctl("add", f"added={added}")
+    check("and finds them after that as well", "restored 4 KiB" in said and other.byte(5, b"added") == 9, said)
+    other.process.wait()
+    os.kill(successor, signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while os.listdir(MEMORY) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    check("all of it is on the images, and no memory is left", os.listdir(MEMORY) == [], os.listdir(MEMORY))
+
+
 class Manager:
     """The part of a service manager that keeps descriptors."""
 
@@ -708,7 +747,7 @@ def shared_memory():
             check("the data of a killed one are there", Server(server.image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name="shared").end(0, 3))
 
 
-PARTS = [kept_file, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+PARTS = [kept_file, neighbours, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
 PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
 for part in PARTS:
     part()

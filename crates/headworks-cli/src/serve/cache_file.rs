@@ -5,7 +5,7 @@
 //!
 //! A running server locks its file, so a file that can be locked was left by a dead one; so was one with dirty data of an image that
 //! can be locked, which a killed process gives up a moment later. Its data go to the images that this
-//! server opens (`Leftovers`); then it is removed. The file of this server goes at a clean stop. A server that replaces a running
+//! server opens (`Leftovers`), at its start and later; then it is removed, or given up to others. The file of this server goes at a clean stop. A server that replaces a running
 //! one gets that one's memory; its file is left alone until then.
 //!
 //! Invariant: a name is removed only by the process that has locked the file of that name, and a file is used only by one that has
@@ -79,8 +79,6 @@ impl OwnFile {
 /// The cache's memory of this server, and the files of earlier ones.
 pub(super) struct CacheStore {
     place: Place,
-    /// The user that servers become (`--user`); their files are its own.
-    user: Option<libc::uid_t>,
     own: Option<OwnFile>,
     /// The memory comes from the server that this one replaces.
     is_taken_over: bool,
@@ -91,7 +89,7 @@ pub(super) struct CacheStore {
 
 impl CacheStore {
     /// Chooses the place, and takes in what earlier servers left there and with the service manager; not the file of the server
-    /// that this one replaces.
+    /// that this one replaces. `user` is whom servers become (`--user`): their files are its own.
     pub(super) fn find(
         option: &str,
         passed: Vec<(OwnedFd, String)>,
@@ -110,35 +108,46 @@ impl CacheStore {
         };
         let Chosen { place, others, notes } = choose(option, &around)?;
         let (leftovers, is_taken_over) = (Leftovers::default(), false);
-        let mut store = Self { place, user, own: None, is_taken_over, leftovers, notes };
+        let mut store = Self { place, own: None, is_taken_over, leftovers, notes };
         for (fd, name) in passed {
             let shown = format!("the descriptor {name} in the service manager's store");
             let forgotten = name.clone();
             let remove = move || forget_descriptor(&forgotten);
-            store.leftovers.add(File::from(fd), &shown, remove)?;
+            store.leftovers.add_passed(File::from(fd), &shown, remove)?;
         }
         let new = match &store.place {
             Place::Files { path, required } => Some((path.clone(), *required)),
             Place::Anonymous { .. } | Place::Store => None,
         };
         let others = others.into_iter().map(|path| (path, false));
-        for (path, required) in new.into_iter().chain(others) {
-            for path in candidates(&path).filter(|path| Some(path.as_path()) != in_use) {
-                let taken = match store.open_file(&path) {
+        let places: Vec<_> = new.into_iter().chain(others).collect();
+        for (path, required) in &places {
+            for path in candidates(path).filter(|path| Some(path.as_path()) != in_use) {
+                let taken = match open_file(&path, user) {
                     Ok(None) => continue,
-                    Ok(Some(file)) => store.take_in(file, &path),
+                    Ok(Some(file)) => take_in(&store.leftovers, file, &path),
                     Err(stranger) => {
                         store.notes.push(stranger.to_string());
                         continue;
                     }
                 };
                 match taken {
-                    Err(error) if required => return Err(error),
+                    Err(error) if *required => return Err(error),
                     Err(error) => store.notes.push(error.to_string()),
                     Ok(()) => {}
                 }
             }
         }
+        store.leftovers.find_with(Box::new(move |leftovers, is_wanted| {
+            for path in places.iter().flat_map(|(path, _)| candidates(path)) {
+                // What cannot be opened was told of at the start, or is another user's.
+                let file = open_file(&path, user).ok().flatten();
+                let Some(file) = file.filter(|file| is_wanted(&path, file)) else { continue };
+                if let Err(error) = take_in(leftovers, file, &path) {
+                    tracing::warn!("{error}");
+                }
+            }
+        }));
         Ok(store)
     }
 
@@ -164,44 +173,6 @@ impl CacheStore {
         let Some(OwnFile { file, path, name, stored_as, .. }) = &self.own else { return Ok(None) };
         let (path, shown, stored_as) = (path.clone(), name.clone(), stored_as.clone());
         Ok(Some(StoredMemory { file: file.try_clone()?, shown, path, stored_as }))
-    }
-
-    /// Opens a regular file of this user; none if there is no such name.
-    fn open_file(&self, path: &Path) -> Result<Option<File>, ConfigError> {
-        let opened = open_own(path, File::options().read(true).write(true));
-        let shown = path.display();
-        let left = |why: &str| wrong(format!("{shown} {why}; it is left alone"));
-        let file = match opened {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.map_err(|error| left(&format!("cannot be opened ({error})")))?,
-        };
-        let metadata =
-            file.metadata().map_err(|error| left(&format!("cannot be examined ({error})")))?;
-        // SAFETY: asks for a number.
-        let own = unsafe { libc::geteuid() };
-        let is_ours = metadata.uid() == own || Some(metadata.uid()) == self.user;
-        match metadata.is_file() && is_ours {
-            true => Ok(Some(file)),
-            false => Err(left("is no file of this user")),
-        }
-    }
-
-    /// Takes in a file that no running server has.
-    fn take_in(&self, file: File, path: &Path) -> Result<(), ConfigError> {
-        let cannot = |error: io::Error| wrong(format!("cannot open {}: {error}", path.display()));
-        let shown = path.display().to_string();
-        let (gone, locked) = (path.to_owned(), file.try_clone().map_err(cannot)?);
-        // With this descriptor the lock is kept until the name is gone.
-        let remove = move || remove_file(&locked, &gone);
-        if !lock(&file).map_err(cannot)? {
-            self.leftovers.add_held(file, &shown, lock, remove);
-            return Ok(());
-        }
-        if !is_named(&file, path) {
-            // A server that was stopping has removed it meanwhile.
-            return Ok(());
-        }
-        self.leftovers.add(file, &shown, remove)
     }
 
     /// Removes files without any use left, once the images are open, and makes the file of this server.
@@ -263,6 +234,44 @@ impl CacheStore {
             None => own.stored_as.iter().for_each(|name| forget_descriptor(name)),
         }
     }
+}
+
+/// Opens a regular file of this user; none if there is no such name.
+fn open_file(path: &Path, user: Option<libc::uid_t>) -> Result<Option<File>, ConfigError> {
+    let opened = open_own(path, File::options().read(true).write(true));
+    let shown = path.display();
+    let left = |why: &str| wrong(format!("{shown} {why}; it is left alone"));
+    let file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(|error| left(&format!("cannot be opened ({error})")))?,
+    };
+    let metadata =
+        file.metadata().map_err(|error| left(&format!("cannot be examined ({error})")))?;
+    // SAFETY: asks for a number.
+    let own = unsafe { libc::geteuid() };
+    let is_ours = metadata.uid() == own || Some(metadata.uid()) == user;
+    match metadata.is_file() && is_ours {
+        true => Ok(Some(file)),
+        false => Err(left("is no file of this user")),
+    }
+}
+
+/// Takes in a file that no running server has.
+fn take_in(leftovers: &Leftovers, file: File, path: &Path) -> Result<(), ConfigError> {
+    let cannot = |error: io::Error| wrong(format!("cannot open {}: {error}", path.display()));
+    let shown = path.display().to_string();
+    let (gone, locked) = (path.to_owned(), file.try_clone().map_err(cannot)?);
+    // With this descriptor the lock is kept until the name is gone.
+    let remove = move || remove_file(&locked, &gone);
+    if !lock(&file).map_err(cannot)? {
+        leftovers.add_held(file, &shown, lock, remove);
+        return Ok(());
+    }
+    if !is_named(&file, path) {
+        // A server that was stopping has removed it meanwhile.
+        return Ok(());
+    }
+    leftovers.add(file, &shown, remove)
 }
 
 /// The names that files of servers may have, in order.

@@ -7,7 +7,11 @@
 //!            image changed, or perhaps another one                    --> a recovery file; flushes of the export fail
 //!            another image at its path or with its number             --> a recovery file, once all images are open
 //!            image not served                                         --> the file stays, and a note says so
+//!   later: the files that are there then and tell of an image that is added   --> as above
 //! ```
+//!
+//! A file is locked while something of it goes to an image, and no longer: what else it has may be of another server's images, which can start.
+//! One that the service manager has passed has no name by which it is found again, and is kept.
 //!
 //! Rule: an image suffers only for data that are its own. Those of another image, whose path or number it has, change nothing of it:
 //! its flushes succeed, and nothing is written into its directory. Recovery files of a changed image lie beside it, all others in the
@@ -21,7 +25,8 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use headworks::OpenFile;
@@ -50,9 +55,16 @@ struct LeftFile {
     claimed: Vec<VolumeId>,
     /// Its volumes in whose place another image is, and why it is another.
     strays: Vec<(VolumeId, String)>,
+    /// It is found again by its name.
+    is_named: bool,
 }
 
 impl LeftFile {
+    /// Whether data of it go to an image, or no other process could find it again.
+    fn is_needed(&self, left: &[&LeftVolume]) -> bool {
+        !self.is_named || left.iter().any(|volume| self.claimed.contains(&volume.volume))
+    }
+
     /// Writes data of images in whose place others are to the state directory; returns a sentence about each.
     fn settle_strays(&mut self) -> Vec<String> {
         let strays = std::mem::take(&mut self.strays);
@@ -90,6 +102,9 @@ impl LeftFile {
         format!("{name} holds {size} of acknowledged writes to {path}, which {way}")
     }
 }
+
+/// Takes in ([`Leftovers::add`], [`Leftovers::add_held`]) the files that are wanted, of all that have the name of one.
+pub type FindFiles = Box<dyn Fn(&Leftovers, &dyn Fn(&Path, &File) -> bool) + Send + Sync>;
 
 /// Locks the file of a server; false if another open file has the lock.
 pub type TryLock = fn(&File) -> io::Result<bool>;
@@ -197,6 +212,12 @@ pub struct Leftovers {
     partitions: Arc<Mutex<Vec<(Identity, u8, ExportRange)>>>,
     /// Images whose dead server left its memory.
     covered: Arc<Mutex<Vec<Identity>>>,
+    /// Finds files of servers for an image that is opened later.
+    find: Arc<OnceLock<FindFiles>>,
+    /// The images of the start are open: files are looked for.
+    has_started: Arc<AtomicBool>,
+    /// Who takes files in and lets them go.
+    turn: Arc<Mutex<()>>,
 }
 
 impl fmt::Debug for Leftovers {
@@ -206,7 +227,13 @@ impl fmt::Debug for Leftovers {
 }
 
 impl Leftovers {
-    /// Adds a file that no running process uses. `remove` is called once nothing in it is needed.
+    /// What finds files once the images of the start are open; the first one counts.
+    pub fn find_with(&self, find: FindFiles) {
+        let _ = self.find.set(find);
+    }
+
+    /// Adds a file that no running process uses, and that has the name by which others find it. `remove` is called once nothing in it is
+    /// needed.
     ///
     /// # Errors
     /// A sentence about a file that cannot be used.
@@ -216,13 +243,37 @@ impl Leftovers {
         name: &str,
         remove: impl FnOnce() + Send + 'static,
     ) -> Result<(), ConfigError> {
+        self.add_file(file, name, true, remove)
+    }
+
+    /// As [`Leftovers::add`], of a file that was passed to this process alone.
+    ///
+    /// # Errors
+    /// As [`Leftovers::add`].
+    pub fn add_passed(
+        &self,
+        file: File,
+        name: &str,
+        remove: impl FnOnce() + Send + 'static,
+    ) -> Result<(), ConfigError> {
+        self.add_file(file, name, false, remove)
+    }
+
+    fn add_file(
+        &self,
+        file: File,
+        name: &str,
+        is_named: bool,
+        remove: impl FnOnce() + Send + 'static,
+    ) -> Result<(), ConfigError> {
         let wrong = |error| ConfigError::new("cache-file", format!("{name} {error}"));
         match LeftCache::open(file).map_err(wrong)? {
             None => remove(),
             Some(cache) => {
                 let (cache, name) = (Arc::new(cache), name.to_owned());
                 let (remove, claimed) = (Box::new(remove), Vec::new());
-                let file = LeftFile { cache, name, remove, claimed, strays: Vec::new() };
+                let strays = Vec::new();
+                let file = LeftFile { cache, name, remove, claimed, strays, is_named };
                 self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
             }
         }
@@ -259,6 +310,21 @@ impl Leftovers {
             self.add(file, &name, remove)?;
         }
         Ok(())
+    }
+
+    /// Takes in files that tell of an image and were let go since the start, or are of servers that have died since.
+    fn look_again(&self, image: Identity) {
+        let find = self.find.get().filter(|_| self.has_started.load(Ordering::Relaxed));
+        let Some(find) = find else { return };
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
+        drop(files);
+        let tells = |file: &File| {
+            // One that cannot be read is not ours to judge.
+            let seen = file.try_clone().and_then(LeftCache::look).ok().flatten();
+            seen.is_some_and(|cache| cache.rows().iter().any(|row| row.may_be_of(&image)))
+        };
+        find(self, &|path, file| !names.contains(&path.display().to_string()) && tells(file));
     }
 
     /// Adds the lock of an image that a running server hands over: a descriptor of the open file that holds it. That server has the
@@ -328,6 +394,8 @@ impl Leftovers {
         image: &OpenFile,
         writer: &ImageWriter,
     ) -> Result<RestoredImage, ConfigError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.look_again(image.identity());
         if image.locked() && self.lock_of(path).is_none() {
             self.await_ending(path, image)?;
         }
@@ -389,8 +457,11 @@ impl Leftovers {
         files.iter_mut().flat_map(LeftFile::settle_strays).collect()
     }
 
-    /// Removes the files that are not needed any more; returns a sentence about each image that has data in one of the others.
+    /// Removes the files that are not needed any more, and lets those go that tell of nothing that is open here; returns a sentence about
+    /// each image that has data in one of them. To be called when the images of a start, or one that is added, are open.
     pub fn remove_empty(&self) -> Vec<String> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_started.store(true, Ordering::Relaxed);
         // Their memory is to go with their processes.
         self.held.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
@@ -408,7 +479,8 @@ impl Leftovers {
                 false => {
                     // They may stay for long.
                     file.cache.shrink();
-                    kept.push(file);
+                    // The lock of one that is not kept goes with it.
+                    kept.extend(Some(file).filter(|file| file.is_needed(&images)));
                 }
             }
         }
