@@ -374,6 +374,7 @@ def failed_start():
     os.rename(memory + "-saved", memory)
     server = Server(image, *option)
     check("and memory that is there is restored", server.byte(5) == 9, server.said())
+    check("but does not vouch for the server after it", server.flush() == 5 and discard(server), server.said())
     check("it stops with 0", server.stop() == 0)
 
 
@@ -515,6 +516,43 @@ def neighbours():
     while os.listdir(MEMORY) and time.monotonic() < deadline:
         time.sleep(0.01)
     check("all of it is on the images, and no memory is left", os.listdir(MEMORY) == [], os.listdir(MEMORY))
+
+
+def vouched():
+    """The memory of a killed server says what it has not lost, of images that the next one does not serve as well, and nothing of what others lose."""
+    runtime, without = {"XDG_RUNTIME_DIR": MEMORY}, {"HEADWORKS_CACHE_FILE": "off"}
+    own, image = new_image("kept-own.img"), new_image("kept-vouched.img")
+    server = Server(own, environment=runtime)
+    check("an image is added", server.ctl("add", f"more={image}"))
+    server.write(1, 1, export=b"more")
+    check("and flushed", server.flush(b"more") == 0)
+    server.kill()
+    server = Server(own, environment=runtime)
+    check("the start does not tell of it", "kept-vouched" not in server.said(), server.said())
+    check("it stops with 0", server.stop() == 0)
+    server = Server(own, environment=runtime)
+    said = server.ctl("add", f"more={image}")
+    check("nothing is said to be lost when it is added again", "gone" not in said and server.flush(b"more") == 0, said)
+    check("no other memory is left", len(os.listdir(MEMORY)) == 1, os.listdir(MEMORY))
+    check("it is removed", server.ctl("remove", "more"))
+    other = Server(image, environment=without, name="other")
+    other.write(2, 2)
+    other.kill()
+    server.kill()
+    server = Server(own, environment=runtime)
+    said = server.ctl("add", f"more={image}")
+    check("what another server has lost since is told", "its memory is gone" in said and server.flush(b"more") == 5, said)
+    check("until it is acknowledged", server.ctl("discard-failed", "more", "--yes") and server.flush(b"more") == 0)
+    server.kill()
+    other = Server(image, environment=without, name="other")
+    other.write(2, 2)
+    other.kill()
+    server = Server(own, environment=runtime)
+    said = server.ctl("add", f"more={image}")
+    check("also if it had the image after the memory's server", "its memory is gone" in said and server.flush(b"more") == 5, said)
+    check("it is acknowledged", server.ctl("discard-failed", "more", "--yes"))
+    check("it stops with 0", server.stop() == 0)
+    check("and leaves nothing", os.listdir(MEMORY) == [] and beside(image) == [], (os.listdir(MEMORY), beside(image)))
 
 
 class Manager:
@@ -747,7 +785,7 @@ def shared_memory():
             check("the data of a killed one are there", Server(server.image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name="shared").end(0, 3))
 
 
-PARTS = [kept_file, neighbours, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+PARTS = [kept_file, neighbours, vouched, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
 PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
 for part in PARTS:
     part()

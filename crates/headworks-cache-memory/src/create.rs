@@ -368,10 +368,22 @@ impl CacheMemory {
         assert!(usize::from(volume.0) < self.rows, "a row for every volume");
         let _alone = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
         row.store(&self.control, volume);
-        // Changes of the image until now are not of after the death.
+        self.stamp();
+    }
+
+    /// Changes of images and marks until now are not of after the death.
+    fn stamp(&self) {
         for index in 0..self.geometry.len() {
             let alive = word(&self.control, shard_at(self.rows, index) + shard::ALIVE);
             alive.fetch_max(exact_now(), Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets the image of a volume that was written out and closed: what becomes of it is others' from now on.
+    pub fn clear_row(&self, volume: VolumeId) {
+        if usize::from(volume.0) < self.rows {
+            let _alone = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+            VolumeRow::clear(&self.control, volume);
         }
     }
 
@@ -417,10 +429,11 @@ impl CacheMemory {
         }
     }
 
-    /// Notes how far the clock of the filesystem of a volume's image is ahead of this machine's, in nanoseconds.
+    /// Notes that a volume's image was marked, and how far the clock of its filesystem is ahead of this machine's, in nanoseconds.
     pub fn set_ahead(&self, volume: VolumeId, ahead: u64) {
         if usize::from(volume.0) < self.rows {
             VolumeRow::set_ahead(&self.control, volume, ahead);
+            self.stamp();
         }
     }
 

@@ -200,7 +200,9 @@ fn serve_new(
     match served {
         Ok(entry) => Ok((entry, notes)),
         Err(fault) => {
-            live.shards.keeper().undo(volume);
+            let keeper = live.shards.keeper();
+            keeper.forget(volume);
+            keeper.undo(volume);
             let mut inventory = lock(&live.inventory);
             // A volume without an export could never be removed.
             if let Some(record) = inventory.volumes.remove(&volume.0) {

@@ -343,6 +343,7 @@ pub(super) fn remove_from_shards(
                 if !keeps_device(live, &mut inventory, (volume, device)) {
                     steps.with_device();
                 }
+                live.shards.keeper().forget(volume);
                 inventory.volumes.remove(&volume.0);
                 removal.mark = removal.mark.take().or_else(|| live.shards.keeper().take(volume));
                 Ok(Released::new())

@@ -1,7 +1,7 @@
 //! What a server leaves for the next one: memory with its dirty data, and a mark beside every image that may have some.
 //!
 //! Invariants: a volume's row is stored, and its mark is durable, before the volume is served; the mark goes when the volume was
-//! written out and closed, after a clean stop alone. A start that fails puts the marks back as it found them.
+//! written out and closed, after the row, and after a clean stop alone. A start that fails puts the marks back as it found them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -139,7 +139,16 @@ impl Keeper {
         if self.has_failed.load(Ordering::Acquire) {
             return self.undo(volume);
         }
+        self.forget(volume);
         remove_marks(self.take(volume));
+    }
+
+    /// Notes that nothing of a volume is in the memory any more, before its mark goes: a mark alone warns of too much, but a row alone
+    /// would vouch for what another server loses of the image.
+    pub fn forget(&self, volume: VolumeId) {
+        if let Some(memory) = &self.memory {
+            memory.clear_row(volume);
+        }
     }
 
     /// As [`Keeper::close`], with the mark still there: [`remove_marks`] waits for its file system.

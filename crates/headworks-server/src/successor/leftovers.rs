@@ -40,6 +40,7 @@ use headworks_house::{Identity, ImageHandles, ImageWriter};
 use headworks_nbd::client::Export;
 
 use crate::exports::export_range::ExportRange;
+use crate::successor::marker::Marker;
 use crate::successor::recovery::{notes_of, write_to_state};
 
 /// Removes a file whose data are all on their images.
@@ -63,6 +64,18 @@ impl LeftFile {
     /// Whether data of it go to an image, or no other process could find it again.
     fn is_needed(&self, left: &[&LeftVolume]) -> bool {
         !self.is_named || left.iter().any(|volume| self.claimed.contains(&volume.volume))
+    }
+
+    /// Whether a mark tells of an image that is not among the `opened`, and of which nothing is dirty here: without the file, a server that opens it
+    /// would have to take it for lost.
+    fn vouches(&self, opened: &[Identity]) -> bool {
+        let alive = self.cache.alive();
+        let is_marked = |row: &VolumeRow| {
+            let found = Marker::of_image(&row.path, row.identity)?.found(row.identity);
+            found.filter(|unclean| unclean.is_covered(alive))
+        };
+        let closed = |row: &VolumeRow| !opened.iter().any(|image| row.may_be_of(image));
+        self.cache.rows().iter().any(|row| closed(row) && is_marked(row).is_some())
     }
 
     /// Writes data of images in whose place others are to the state directory; returns a sentence about each.
@@ -189,8 +202,9 @@ pub(crate) struct RestoredImage {
     pub notes: Vec<String>,
     /// Data that are not on the image yet.
     pub pending: Vec<PendingRestore>,
-    /// Its server died and left its memory, in which everything is that the image did not have.
-    pub covered: bool,
+    /// Its server died and left its memory, in which everything is that the image did not have: when it was last alive, in nanoseconds
+    /// since 1970.
+    pub covered: Option<u64>,
     /// Its flushes must fail until the operator acknowledges it.
     pub suspect: bool,
 }
@@ -410,7 +424,9 @@ impl Leftovers {
             let verdict = |row: &VolumeRow| judge(&dead, row, &state, is_plain);
             let is_its = |row: &VolumeRow| !matches!(verdict(row), Verdict::Other(_));
             let its: Vec<_> = file.cache.rows().into_iter().filter(|row| is_its(row)).collect();
-            done.covered |= !its.is_empty();
+            if !its.is_empty() {
+                done.covered = done.covered.max(Some(dead.alive));
+            }
             if its.iter().any(|row| row.suspect) {
                 done.suspect = true;
                 done.notes.push(format!(
@@ -434,7 +450,7 @@ impl Leftovers {
                 }
             }
         }
-        if done.covered {
+        if done.covered.is_some() {
             let mut covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
             covered.push(state.identity);
         }
@@ -467,6 +483,7 @@ impl Leftovers {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut notes: Vec<_> = files.iter_mut().flat_map(LeftFile::settle_strays).collect();
         let mut kept = Vec::new();
+        let opened = self.covered.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for file in files.drain(..) {
             let left = file.cache.volumes();
             // Of a volume in memory nothing outlives its server.
@@ -474,7 +491,7 @@ impl Leftovers {
             let waiting = images.iter().filter(|left| !file.claimed.contains(&left.volume));
             notes
                 .extend(waiting.filter_map(|left| Some(file.note(left.row.as_ref()?, left.bytes))));
-            match images.is_empty() {
+            match images.is_empty() && !file.vouches(&opened) {
                 true => (file.remove)(),
                 false => {
                     // They may stay for long.

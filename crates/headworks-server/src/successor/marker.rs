@@ -8,6 +8,7 @@
 //!   IMAGE.headworks-dirty:  dirty-since 1790000000
 //!                           boot-id 5c1b..
 //!                           image 0afe..
+//!                           made-at 1790000000123456789
 //! ```
 //!
 //! What has no directory of its own has its mark in the state directory, named by the identity: a block device, a remote, an image of a cluster
@@ -41,6 +42,16 @@ pub(crate) struct Unclean {
     pub since: u64,
     /// The host has not been started since.
     pub same_boot: bool,
+    /// The same as `since` in nanoseconds, as exact as the mark says.
+    pub made_at: u64,
+}
+
+impl Unclean {
+    /// Whether the memory of a server that was alive at `alive`, in nanoseconds since 1970, has all that this tells of. A later mark is of
+    /// another server, which had the image after that one.
+    pub fn is_covered(&self, alive: u64) -> bool {
+        self.same_boot && self.made_at <= alive
+    }
 }
 
 /// What this process has done with a mark.
@@ -110,6 +121,15 @@ impl Marker {
         }
     }
 
+    /// The mark of an image that an earlier server had at `path`, which is not opened.
+    pub fn of_image(path: &Path, image: Identity) -> Option<Self> {
+        let place = match image.is_disk() {
+            true => own_directory(MARKS).ok()?.join(image.to_string()),
+            false => path.to_owned(),
+        };
+        Some(Self::of(&place))
+    }
+
     /// The mark that an earlier server left of `image`, if there is one.
     pub fn found(&self, image: Identity) -> Option<Unclean> {
         let bytes = read_own(&self.path, MARK_MAX).ok()?;
@@ -123,9 +143,12 @@ impl Marker {
             return None;
         }
         let since = value("dirty-since ").and_then(|word| word.parse().ok()).unwrap_or(0);
+        let made_at = value("made-at ").and_then(|word| word.parse().ok());
+        // Earlier versions write seconds alone.
+        let made_at = made_at.unwrap_or_else(|| u64::saturating_mul(since, 1_000_000_000));
         let boot = boot_id();
         let same_boot = !boot.is_empty() && value("boot-id ") == Some(&boot);
-        Some(Unclean { since, same_boot })
+        Some(Unclean { since, same_boot, made_at })
     }
 
     /// Whether there is a mark of `image`, or one that this process may not read.
@@ -142,9 +165,10 @@ impl Marker {
 
     /// Makes the mark of `image`, durably; the returned one knows what was there before.
     pub fn make(self, image: Identity) -> io::Result<Self> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let now = nanoseconds();
         let text = format!(
-            "# headworks: acknowledged writes to this image may be in the memory of a server\ndirty-since {now}\nboot-id {}\nimage {image}\n",
+            "# headworks: acknowledged writes to this image may be in the memory of a server\ndirty-since {}\nboot-id {}\nimage {image}\nmade-at {now}\n",
+            now / 1_000_000_000,
             boot_id()
         );
         let parent = self.path.parent().map(Path::to_owned);
@@ -296,8 +320,25 @@ mod tests {
         assert_eq!(marker.found(identity(&image)), None);
         // A mark of an earlier version names none.
         std::fs::write(&marker.path, "dirty-since 5\n").unwrap();
-        let unclean = Unclean { since: 5, same_boot: false };
+        let unclean = Unclean { since: 5, same_boot: false, made_at: 5_000_000_000 };
         assert_eq!(marker.found(identity(&image)), Some(unclean));
+        marker.remove().unwrap();
+    }
+
+    #[test]
+    fn memory_covers_the_marks_of_its_server_alone() {
+        let image = TempFile::new("mark-covered");
+        let marker = Marker::of(image.path()).make(identity(&image)).unwrap();
+        let made = marker.found(identity(&image)).unwrap();
+        assert!(made.is_covered(nanoseconds()) && !made.is_covered(made.made_at - 1), "{made:?}");
+        let text = std::fs::read_to_string(&marker.path).unwrap();
+        // An earlier version says the second alone.
+        let seconds = text.lines().filter(|line| !line.starts_with("made-at")).collect::<Vec<_>>();
+        std::fs::write(&marker.path, seconds.join("\n")).unwrap();
+        let old = marker.found(identity(&image)).unwrap();
+        assert_eq!(old.made_at, made.since * 1_000_000_000);
+        std::fs::write(&marker.path, text.replace("boot-id ", "boot-id 0")).unwrap();
+        assert!(!marker.found(identity(&image)).unwrap().is_covered(u64::MAX));
         marker.remove().unwrap();
     }
 
@@ -325,7 +366,7 @@ mod tests {
         let made = marker.clone().make(identity(&image)).unwrap();
         assert!(marker.found(identity(&image)).unwrap().same_boot);
         made.undo().unwrap();
-        let unclean = Unclean { since: 5, same_boot: false };
+        let unclean = Unclean { since: 5, same_boot: false, made_at: 5_000_000_000 };
         assert_eq!(marker.found(identity(&image)), Some(unclean));
         marker.undo().unwrap();
         assert!(marker.exists(), "it is that of another server");

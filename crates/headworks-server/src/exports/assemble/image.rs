@@ -501,7 +501,7 @@ impl OpenedImage {
             return Ok(restored);
         }
         if let Some(unclean) = Marker::of(&place).found(identity)
-            && !(unclean.same_boot && restored.covered)
+            && !restored.covered.is_some_and(|alive| unclean.is_covered(alive))
         {
             let policy = export.share.on_unclean.unwrap_or_default();
             let refuses = policy.refuses(unclean.same_boot);

@@ -490,7 +490,7 @@ fn memory_of_a_process_that_is_ending_is_waited_for() {
     let restored = |path: &Path| {
         let image = OpenFile::open_locked(path, &FileOptions::default(), None).unwrap();
         let done = leftovers.restore_image(path, &image, &image.writer()).unwrap();
-        (done.covered, ASKED.load(Ordering::Relaxed))
+        (done.covered.is_some(), ASKED.load(Ordering::Relaxed))
     };
     assert_eq!(restored(other.path()), (false, 0), "a server that runs may have it");
     assert_eq!(restored(place.image.path()), (true, 4));
