@@ -81,3 +81,34 @@ no_panic
 kill $slow 2>/dev/null
 # It may have ended by itself, when its connection did.
 wait $slow 2>/dev/null || :
+
+# A limit of the size of files sends a signal that ends a process; here it is an image without room.
+limited() {
+    (
+        ulimit -f 4096
+        exec "$HEADWORKS" serve --engine "$ENGINE" --cache 0 -U "$SOCKET" "a=file:path=$IMAGES/limited.img" b=mem:size=1M >"$OUT" 2>"$LOG"
+    ) &
+    SERVER=$!
+    wait_until 20 is_up_or_gone
+}
+writes() { # EXPORT OFFSET ERROR, 0 for none
+    "$PYTHON" - "$(at "$1")" "$2" "$3" <<'END'
+import errno, nbd, sys
+client = nbd.NBD()
+client.connect_uri(sys.argv[1])
+error = 0
+try:
+    client.pwrite(b"x" * 4096, int(sys.argv[2]))
+except nbd.Error as refused:
+    error = refused.errnum
+client.shutdown()
+sys.exit(f"errno {error}" if error != getattr(errno, sys.argv[3], 0) else 0)
+END
+}
+truncate -s 16M "$IMAGES/limited.img"
+limited
+check "a server below a limit of the size of files starts" kill -0 "$SERVER"
+check "a write within the limit succeeds" writes a 0 0
+check "one beyond it has no room" writes a $((8 << 20)) ENOSPC
+check "and another export is still served" writes b 0 0
+stop_server

@@ -95,6 +95,7 @@ pub fn command() -> clap::Command {
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
+    signals::outlive_file_limit();
     let mut words = std::env::args_os().skip(1);
     // Parts of `serve` and of the completion scripts, not commands for users.
     match words.next() {
