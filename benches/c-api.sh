@@ -5,7 +5,8 @@
 #
 # Each round takes every program once, one after the other, and gives a ratio; the last lines have the median of the ratios, their range, and the
 # goal. The handle and the C API read 4 KiB of a null device at depth 32 with the same loop: processor time for a read, and instructions by
-# `perf stat` where it counts (user mode), else by callgrind, once. fio reads and writes 4 KiB at depth 32, with one engine and then the other: an image of
+# `perf stat` where it counts (user mode), else by callgrind, once. The C API reads 64 KiB of the image on tmpfs into memory that is registered, and into memory
+# that is not: processor time for a read. fio reads and writes 4 KiB at depth 32, with one engine and then the other: an image of
 # 256 MiB on tmpfs, and 64 MiB of one on disk that are cached (by the engine's page cache, and by the kernel's), in I/Os a second; and how much processor time fio
 # takes for an I/O. Needs libheadworks_c.so and headworks-lab beside the program, and fio's headers (scripts/setup bench).
 . "$(dirname "$0")/lib.sh"
@@ -57,6 +58,9 @@ each() { # handle|c_api: instructions of a read
 tmpfs=$(mktemp /dev/shm/headworks-c-api.XXXXXX) disk=$(mktemp "$root/target/c-api.XXXXXX") || exit 1
 fill "$tmpfs" 256
 fill "$disk" 256
+of_memory() { # registered|copied: nanoseconds for a read of 64 KiB
+    "$SCRATCH/c_api" "file:path=$tmpfs" 50000 16 "$1" 65536 | sed -n 's/.* reads, \([0-9.]*\) ns of CPU each/\1/p'
+}
 job() { # CELL ENGINE OPTIONS...
     local cell=$1 engine=$2
     shift 2
@@ -81,6 +85,7 @@ for round in $(seq "$rounds"); do
     if [ $count = perf_of ] || [ "$round" -eq 1 ]; then
         for one in handle c_api; do echo "instructions $one $(each $one) 0" | tee -a "$RESULTS"; done
     fi
+    for one in registered copied; do echo "memory $one $(of_memory $one) 0" | tee -a "$RESULTS"; done
     for rw in randread randwrite; do
         job "tmpfs-$rw" ours "${ours[@]}" --spec="file:path=$tmpfs" --rw=$rw --size=256M
         job "tmpfs-$rw" theirs "${theirs[@]}" --filename="$tmpfs" --rw=$rw --size=256M
@@ -106,6 +111,7 @@ def pairs(cell, one, other):
 
 for cell, what in (("cpu", "processor time"), ("instructions", "instructions")):
     ratio(f"C API over handle, {what}, null device, depth 32", [c[0] / h[0] for c, h in pairs(cell, "c_api", "handle")], 1.15, most=True)
+ratio("C API, 64 KiB on tmpfs, registered memory over copied, processor time", [r[0] / c[0] for r, c in pairs("memory", "registered", "copied")])
 for cell, goal in (("tmpfs-randread", 1.3), ("tmpfs-randwrite", 1.3), ("cached-randwrite", 2)):
     both = pairs(cell, "ours", "theirs")
     ratio(f"fio, {cell}, I/Os a second of io_uring's", [a[0] / b[0] for a, b in both], goal)

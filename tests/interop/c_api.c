@@ -57,6 +57,14 @@ static void io(struct hw_queue *queue)
     CHECK(hw_put(queue, (uint32_t)slot, HW_READ, 0, BYTES, 0, 8) == -EINVAL);
     CHECK(reap(queue).slot == (uint32_t)slot && memory[BYTES - 1] == 'a');
     CHECK(hw_release(queue, (uint32_t)slot) == 0);
+    char *pages = aligned_alloc(4096, 2 * BYTES);
+    CHECK(pages && hw_register(queue, pages, 2 * BYTES) == 0);
+    memset(pages, 'c', BYTES);
+    CHECK(hw_write(queue, 0, pages, BYTES, 0, 9) == 0 && reap(queue).result == 0);
+    CHECK(hw_read(queue, 0, pages + BYTES, BYTES, 0, 10) == 0 && hw_unregister(queue, pages) == -EBUSY);
+    CHECK(reap(queue).result == 0 && pages[2 * BYTES - 1] == 'c');
+    CHECK(hw_unregister(queue, pages) == 0);
+    free(pages);
     CHECK(hw_read(queue, 0, in, (uint32_t)hw_slot_bytes(queue) + BYTES, 0, 9) == -EINVAL);
 }
 

@@ -102,6 +102,11 @@
 #define HW_PIECES_MAX 128
 
 /**
+ * Most ranges of memory that a queue has registered.
+ */
+#define HW_REGISTERED_MAX 16
+
+/**
  * An open disk. Any thread may use it, several at a time, until it is closed.
  */
 struct hw_disk;
@@ -341,6 +346,24 @@ void *hw_buffer(struct hw_queue *queue, uint32_t slot);
  * `queue` is null or a queue of an open disk; the program leaves the slot's memory alone until the completion.
  */
 int hw_put(struct hw_queue *queue, uint32_t slot, uint32_t op, uint64_t offset, uint32_t len, uint32_t flags, uint64_t user_data);
+
+/**
+ * Lets the I/Os of a queue use memory of the program where it is: a read or write of one piece that begins at a page of it (4096 bytes) is copied into
+ * no slot. `memory` is whole pages, at most `HW_REGISTERED_MAX` ranges are registered, and nothing of the queue may be in flight (-EBUSY). The
+ * memory stays mapped until `hw_unregister` or `hw_close` has returned 0, for good if neither does: a device that answers too late writes into it.
+ * Returns 0 or a negative errno.
+ *
+ * `queue` is null or a queue of an open disk; `memory` has `len` bytes that may be read and written.
+ */
+int hw_register(struct hw_queue *queue, void *memory, size_t len);
+
+/**
+ * Ends `hw_register` for the memory that begins at `memory`. Nothing of the queue may be in flight, nor with the device after a time-out (-EBUSY).
+ * Returns 0 or a negative errno.
+ *
+ * `queue` is null or a queue of an open disk.
+ */
+int hw_unregister(struct hw_queue *queue, void *memory);
 
 /**
  * Starts the I/Os that were put. Returns 0 or a negative errno.

@@ -167,6 +167,8 @@ mod tests {
     use headworks::{Answers, IoError, QueueOptions, SafeDevice, Work};
 
     use std::ffi::c_int;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use crate::options::Options;
@@ -213,6 +215,66 @@ mod tests {
                 assert_eq!(waited, -error.errno());
             }
             assert_eq!(hw_close(disk), 0);
+        }
+    }
+
+    /// Answers a command only once it may.
+    struct Late {
+        held: Option<Work>,
+        looks: Instant,
+        may: Arc<AtomicBool>,
+    }
+
+    impl SafeDevice for Late {
+        fn start(&mut self, now: Instant, work: Work, _: &mut Answers<'_>) {
+            (self.held, self.looks) = (Some(work), now);
+        }
+
+        fn on_timeout(&mut self, now: Instant, answers: &mut Answers<'_>) {
+            match self.may.load(Ordering::Relaxed) {
+                true => {
+                    self.held.take().into_iter().for_each(|work| work.complete(Ok(()), answers))
+                }
+                false => self.looks = now.after(1_000_000),
+            }
+        }
+
+        fn next_timeout(&self) -> Option<Instant> {
+            self.held.as_ref().map(|_| self.looks)
+        }
+    }
+
+    #[test]
+    fn registered_memory_is_not_forgotten_while_a_late_device_has_it() {
+        #[repr(align(4096))]
+        struct Page([u8; 4096]);
+        let mut page = Box::new(Page([0; 4096]));
+        // SAFETY: there is no scheduler.
+        let settings = unsafe { Options::default().settings() }.unwrap();
+        let queue = QueueOptions { io_timeout_ns: 1_000_000, ..QueueOptions::default() };
+        let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
+        let may = Arc::new(AtomicBool::new(false));
+        let late = Late { held: None, looks: Instant(0), may: Arc::clone(&may) };
+        let device = DeviceSetup::safe(late, queue);
+        let disk = Box::into_raw(Box::new(Disk::start(device, volume, &settings).unwrap()));
+        // SAFETY: an open disk, its queue, and memory that lives as long.
+        unsafe {
+            let queue = hw_queue_at(disk, 0);
+            let memory = page.0.as_mut_ptr().cast();
+            assert_eq!(hw_register(queue, memory, 4096), 0);
+            assert_eq!(hw_read(queue, 0, memory, 4096, 0, 0), 0);
+            let mut completion = Completion::default();
+            while hw_reap(queue, &raw mut completion, 1) == 0 {
+                assert_eq!(hw_wait(queue, -1), 1);
+            }
+            assert_eq!((completion.result, completion.slot), (-libc::ETIMEDOUT, HW_NO_SLOT));
+            assert_eq!(hw_unregister(queue, memory), -libc::EBUSY);
+            may.store(true, Ordering::Relaxed);
+            let mut code = -libc::EBUSY;
+            while code == -libc::EBUSY {
+                code = hw_unregister(queue, memory);
+            }
+            assert_eq!((code, hw_close(disk)), (0, 0));
         }
     }
 

@@ -38,10 +38,11 @@ pub use options::{
 };
 pub use queue::{
     Completion, HW_BACKGROUND, HW_COMPLETION_HOLE, HW_DISCARD, HW_FLUSH, HW_FUA, HW_HOLE_OK,
-    HW_NO_SLOT, HW_NO_UNMAP, HW_PIECES_MAX, HW_READ, HW_WRITE, HW_WRITE_ZEROES, Queue,
+    HW_NO_SLOT, HW_NO_UNMAP, HW_PIECES_MAX, HW_READ, HW_REGISTERED_MAX, HW_WRITE, HW_WRITE_ZEROES,
+    Queue,
 };
 pub use queue_calls::{
     hw_arm, hw_buffer, hw_depth, hw_discard, hw_eventfd, hw_flush, hw_fsync, hw_pread, hw_put,
-    hw_pwrite, hw_read, hw_readv, hw_reap, hw_release, hw_slot, hw_slot_bytes, hw_submit, hw_wait,
-    hw_write, hw_write_zeroes, hw_writev,
+    hw_pwrite, hw_read, hw_readv, hw_reap, hw_register, hw_release, hw_slot, hw_slot_bytes,
+    hw_submit, hw_unregister, hw_wait, hw_write, hw_write_zeroes, hw_writev,
 };

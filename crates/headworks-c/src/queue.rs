@@ -6,16 +6,17 @@
 //! ```
 //!
 //! I/Os with memory of the program pass a slot, since devices need aligned memory that outlives the program's mistakes; a slot of
-//! the program costs no copy.
+//! the program costs no copy, nor does one piece that begins at a page of memory which the program registered (`hw_register`).
 //!
 //! Invariants: a slot is in `held`, in flight or free in the handle; `pieces` of a slot are memory of the program until its I/O is
-//! completed, and are forgotten with it; nothing here allocates after `new` but a sentence about a mistake.
+//! completed, and are forgotten with it; no I/O allocates but for a sentence about a mistake. `registered` has no two ranges
+//! that share a byte, and changes while nothing is in flight.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use headworks::headworks_core::BioFlags;
-use headworks::{Handle, Io, IoCompletion, Op, Slot, VolumeId, WaitOutcome};
+use headworks::{Handle, Io, IoCompletion, Op, RejectedIo, Slot, VolumeId, WaitOutcome};
 
 use crate::error::Failure;
 
@@ -46,6 +47,10 @@ pub const HW_COMPLETION_HOLE: u32 = 1;
 pub const HW_NO_SLOT: u32 = u32::MAX;
 /// Most pieces of `hw_readv` and `hw_writev`.
 pub const HW_PIECES_MAX: u32 = 128;
+/// Most ranges of memory that a queue has registered.
+pub const HW_REGISTERED_MAX: u32 = 16;
+/// Devices take memory that begins at one.
+const PAGE: usize = 4096;
 
 /// The end of an I/O.
 #[repr(C)]
@@ -81,6 +86,21 @@ pub(crate) struct Piece {
     pub len: usize,
 }
 
+impl Piece {
+    /// Whether another one lies in this one.
+    #[inline]
+    fn has(self, other: Self) -> bool {
+        let at = (other.base as usize).wrapping_sub(self.base as usize);
+        at <= self.len && other.len <= self.len - at
+    }
+
+    /// Whether they share a byte.
+    fn meets(self, other: Self) -> bool {
+        let (own, others) = (self.base as usize, other.base as usize);
+        own < others + other.len && others < own + self.len
+    }
+}
+
 /// An I/O as a program asks for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
@@ -96,8 +116,8 @@ pub(crate) struct Request {
 enum Use {
     /// It is the program's again.
     Program,
-    /// So many pieces have the data of a read; it is free then.
-    Queue { pieces: usize },
+    /// So many pieces get the data of a read, from the slot or directly; it is free then.
+    Queue { pieces: usize, direct: bool },
 }
 
 /// One thread's queue of I/Os.
@@ -110,6 +130,8 @@ pub struct Queue {
     uses: Vec<Use>,
     /// `HW_PIECES_MAX` for each slot.
     pieces: Vec<Piece>,
+    /// Memory of the program that the device may use.
+    registered: Vec<Piece>,
     done: Vec<IoCompletion>,
     /// A call is inside. It stays so after a panic.
     entered: bool,
@@ -172,6 +194,7 @@ impl Queue {
             held: (0..depth).map(|_| None).collect(),
             uses: vec![Use::Program; depth],
             pieces: vec![none; depth * HW_PIECES_MAX as usize],
+            registered: Vec::with_capacity(HW_REGISTERED_MAX as usize),
             done: Vec::with_capacity(2 * depth),
             entered: false,
         }
@@ -235,6 +258,55 @@ impl Queue {
         slot.map(|slot| slot.as_mut_ptr()).ok_or_else(|| not_held(index))
     }
 
+    /// Lets I/Os use memory of the program where it is.
+    ///
+    /// # Safety
+    /// The memory may be read and written until it is forgotten; after a time-out until the slot of that I/O is back.
+    pub(crate) unsafe fn register(&mut self, memory: Piece) -> Result<(), Failure> {
+        self.check_idle()?;
+        let Piece { base, len } = memory;
+        if base.is_null() || len == 0 || !(base as usize | len).is_multiple_of(PAGE) {
+            return Err(Failure::invalid(format!(
+                "{len} bytes at {base:p} are no whole pages: align both to {PAGE}"
+            )));
+        }
+        if (base as usize).checked_add(len).is_none() {
+            return Err(Failure::invalid(format!(
+                "{len} bytes at {base:p}: no program has so many"
+            )));
+        }
+        if self.registered.iter().any(|other| other.meets(memory)) {
+            return Err(Failure::new(libc::EEXIST, "a part of the memory is registered"));
+        }
+        if self.registered.len() == HW_REGISTERED_MAX as usize {
+            let message = format!("{HW_REGISTERED_MAX} ranges are registered: hw_unregister one");
+            return Err(Failure::new(libc::ENOSPC, message));
+        }
+        self.registered.push(memory);
+        Ok(())
+    }
+
+    /// Forgets registered memory.
+    pub(crate) fn unregister(&mut self, base: *mut u8) -> Result<(), Failure> {
+        self.check_idle()?;
+        // After a time-out the device has the memory until the slot is back.
+        self.handle.reap(usize::MAX, &mut self.done);
+        let free: Vec<Slot> = std::iter::from_fn(|| self.handle.slot()).collect();
+        let back = free.len() + self.held.iter().flatten().count();
+        free.into_iter().for_each(|slot| self.handle.release(slot));
+        if back < self.held.len() {
+            return Err(Failure::new(
+                libc::EBUSY,
+                "the device has not answered an I/O that timed out, and may use the memory still",
+            ));
+        }
+        let found = self.registered.iter().position(|memory| memory.base == base);
+        let index = found
+            .ok_or_else(|| Failure::invalid(format!("no registered memory begins at {base:p}")))?;
+        self.registered.swap_remove(index);
+        Ok(())
+    }
+
     /// Adds an I/O with a slot of the program.
     #[inline]
     pub(crate) fn put(
@@ -272,30 +344,44 @@ impl Queue {
         }
         let mut slot = self.handle.slot().ok_or(NO_SLOT)?;
         let index = slot.index() as usize;
-        let mut at = 0;
-        if request.op == HW_WRITE {
-            for Piece { base, len } in pieces {
+        let one = pieces.clone().next().filter(|_| count == 1);
+        let direct = one.filter(|&piece| self.is_registered(piece));
+        if reads {
+            let first = index * HW_PIECES_MAX as usize;
+            let kept = &mut self.pieces[first..first + count];
+            kept.iter_mut().zip(pieces).for_each(|(kept, piece)| *kept = piece);
+            self.uses[index] = Use::Queue { pieces: count, direct: direct.is_some() };
+        } else {
+            self.uses[index] = Use::Queue { pieces: 0, direct: false };
+            let mut at = 0;
+            for Piece { base, len } in pieces.take(if direct.is_some() { 0 } else { count }) {
                 // SAFETY: memory of the program, says the caller; the slot is longer than all pieces together, which `checked` has found.
                 unsafe { slot[at..at + len].as_mut_ptr().copy_from_nonoverlapping(base, len) };
                 at += len;
             }
-            self.uses[index] = Use::Queue { pieces: 0 };
-        } else {
-            let first = index * HW_PIECES_MAX as usize;
-            let kept = &mut self.pieces[first..first + count];
-            kept.iter_mut().zip(pieces).for_each(|(kept, piece)| *kept = piece);
-            self.uses[index] = Use::Queue { pieces: count };
         }
-        self.send(slot, io)
+        let Some(Piece { base, .. }) = direct else { return self.send(slot, io) };
+        // SAFETY: the program has promised for registered memory what the handle asks for.
+        let sent = unsafe { self.handle.put_with(self.volume.id, slot, io, base) };
+        sent.map_err(|rejected| self.refused(rejected))
+    }
+
+    /// Whether a piece lies in registered memory, as devices need it.
+    #[inline]
+    fn is_registered(&self, piece: Piece) -> bool {
+        (piece.base as usize).is_multiple_of(PAGE)
+            && self.registered.iter().any(|memory| memory.has(piece))
     }
 
     #[inline]
     fn send(&mut self, slot: Slot, io: Io) -> Result<(), Failure> {
-        self.handle.put(self.volume.id, slot, io).map_err(|rejected| {
-            let reason = rejected.reason;
-            self.handle.release(rejected.slot);
-            Failure::invalid(reason)
-        })
+        self.handle.put(self.volume.id, slot, io).map_err(|rejected| self.refused(rejected))
+    }
+
+    #[cold]
+    fn refused(&mut self, RejectedIo { slot, reason }: RejectedIo) -> Failure {
+        self.handle.release(slot);
+        Failure::invalid(reason)
     }
 
     /// What a program asked for, as an I/O.
@@ -403,8 +489,8 @@ impl Queue {
                         given.slot = slot.index();
                         held[index] = Some(slot);
                     }
-                    Use::Queue { pieces: count } => {
-                        if status.is_ok() {
+                    Use::Queue { pieces: count, direct } => {
+                        if status.is_ok() && (hole || !direct) {
                             let first = index * HW_PIECES_MAX as usize;
                             // SAFETY: memory of the program until this completion, as `transfer` demands.
                             unsafe { scatter(&slot, hole, &pieces[first..first + count]) };

@@ -240,6 +240,31 @@ pub unsafe extern "C" fn hw_put(
     unsafe { on(queue, |queue| queue.put(slot, request, user_data).map(|()| 0)) }
 }
 
+/// Lets the I/Os of a queue use memory of the program where it is: a read or write of one piece that begins at a page of it (4096 bytes) is copied into
+/// no slot. `memory` is whole pages, at most `HW_REGISTERED_MAX` ranges are registered, and nothing of the queue may be in flight (-EBUSY). The
+/// memory stays mapped until `hw_unregister` or `hw_close` has returned 0, for good if neither does: a device that answers too late writes into it.
+/// Returns 0 or a negative errno.
+///
+/// # Safety
+/// `queue` is null or a queue of an open disk; `memory` has `len` bytes that may be read and written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hw_register(queue: *mut Queue, memory: *mut c_void, len: usize) -> c_int {
+    let memory = Piece { base: memory.cast(), len };
+    // SAFETY: as the caller says.
+    unsafe { on(queue, |queue| queue.register(memory).map(|()| 0)) }
+}
+
+/// Ends `hw_register` for the memory that begins at `memory`. Nothing of the queue may be in flight, nor with the device after a time-out (-EBUSY).
+/// Returns 0 or a negative errno.
+///
+/// # Safety
+/// `queue` is null or a queue of an open disk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hw_unregister(queue: *mut Queue, memory: *mut c_void) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { on(queue, |queue| queue.unregister(memory.cast()).map(|()| 0)) }
+}
+
 /// Starts the I/Os that were put. Returns 0 or a negative errno.
 ///
 /// # Safety

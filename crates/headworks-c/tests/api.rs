@@ -1,6 +1,6 @@
 //! The calls as a C program makes them: I/O of every kind, and every wrong argument.
 
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 use headworks_c::*;
@@ -114,6 +114,78 @@ fn hole_is_zeros_in_the_memory_of_the_program_and_a_flag_of_a_slot() {
     }
 }
 
+/// Pages of the program.
+#[repr(align(4096))]
+struct Pages([u8; 4 * BLOCK]);
+
+#[test]
+fn registered_memory_is_used_where_it_is() {
+    let mut pages = Box::new(Pages([0; 4 * BLOCK]));
+    for (spec, cache_bytes) in [("mem:size=1M", 0), ("mem:size=1M,cache=writeback", 1 << 20)] {
+        let disk = open_with(spec, &Options { cache_bytes, ..options() });
+        // SAFETY: as above; the pages outlive the disk.
+        unsafe {
+            let queue = hw_queue_at(disk, 0);
+            let base = pages.0.as_mut_ptr();
+            let at = |page: usize| base.add(page * BLOCK).cast();
+            assert_eq!(hw_register(queue, at(0), 3 * BLOCK), 0, "{}", sentence());
+            // Two pages from the middle, and a page that is not registered.
+            at(1).cast::<u8>().write_bytes(9, 2 * BLOCK);
+            assert_eq!(hw_write(queue, 0, at(1), 2 * BLOCK as u32, 0, 1), 0);
+            assert_eq!(reap(queue, 1)[0].result, 0);
+            let slots: Vec<u32> = (0..4).map(|_| hw_slot(queue) as u32).collect();
+            for &slot in &slots {
+                let bytes = std::slice::from_raw_parts(hw_buffer(queue, slot).cast::<u8>(), BLOCK);
+                assert!(bytes.iter().all(|&byte| byte == 0), "{spec}: copied into slot {slot}");
+                assert_eq!(hw_release(queue, slot), 0);
+            }
+            // Reads into registered memory, over its end, and into a part of a page.
+            base.write_bytes(1, 4 * BLOCK);
+            assert_eq!(hw_read(queue, 0, at(0), BLOCK as u32, 0, 2), 0);
+            assert_eq!(hw_read(queue, BLOCK as u64, at(2), 2 * BLOCK as u32, 0, 3), 0);
+            assert_eq!(hw_read(queue, 0, base.add(BLOCK + 512).cast(), 512, 0, 4), 0);
+            assert!(reap(queue, 3).iter().all(|done| (done.result, done.slot) == (0, HW_NO_SLOT)));
+            let seen = std::slice::from_raw_parts(base, 4 * BLOCK);
+            assert!(seen[..BLOCK] == [9; BLOCK] && seen[2 * BLOCK..3 * BLOCK] == [9; BLOCK]);
+            assert!(seen[BLOCK..BLOCK + 512] == [1; 512] && seen[BLOCK + 512..][..512] == [9; 512]);
+            assert!(seen[3 * BLOCK..] == [0; BLOCK], "what was never written");
+            assert_eq!(hw_unregister(queue, at(0)), 0);
+            assert_eq!(hw_unregister(queue, at(0)), -libc::EINVAL);
+            assert!(sentence().starts_with("no registered memory begins at"), "{}", sentence());
+            assert_eq!(hw_close(disk), 0);
+        }
+    }
+}
+
+#[test]
+fn registered_memory_that_reads_a_hole_has_zeros_and_wrong_memory_is_refused() {
+    let disk = open_with("null:size=1M", &options());
+    let mut pages = Box::new(Pages([1; 4 * BLOCK]));
+    let base = pages.0.as_mut_ptr();
+    let at = |page: usize| base.wrapping_add(page * BLOCK).cast::<c_void>();
+    // SAFETY: as above.
+    unsafe {
+        let queue = hw_queue_at(disk, 0);
+        for (memory, len) in
+            [(null_mut(), BLOCK), (at(0), 0), (at(0), 100), (at(0).byte_add(512), BLOCK)]
+        {
+            assert_eq!(hw_register(queue, memory, len), -libc::EINVAL);
+            assert!(sentence().contains("whole pages"), "{}", sentence());
+        }
+        assert_eq!(hw_register(queue, at(0), 2 * BLOCK), 0);
+        for (page, pages) in [(0, 1), (1, 1), (0, 4)] {
+            assert_eq!(hw_register(queue, at(page), pages * BLOCK), -libc::EEXIST);
+        }
+        assert_eq!(hw_register(queue, at(2), BLOCK), 0);
+        assert_eq!(hw_read(queue, 0, at(1), BLOCK as u32, 0, 0), 0);
+        assert_eq!(hw_register(queue, at(3), BLOCK), -libc::EBUSY);
+        assert_eq!(hw_unregister(queue, at(0)), -libc::EBUSY);
+        assert_eq!(reap(queue, 1)[0].flags, 0);
+        assert_eq!(hw_close(disk), 0);
+    }
+    assert!(pages.0[..BLOCK] == [1; BLOCK] && pages.0[BLOCK..2 * BLOCK] == [0; BLOCK]);
+}
+
 #[test]
 fn calls_that_wait_take_any_length_and_a_cache_any_bytes() {
     let options = Options { cache_bytes: 1 << 20, ..options() };
@@ -159,6 +231,8 @@ fn null_is_an_error_everywhere_and_never_more() {
                 hw_slot(none),
                 hw_release(none, 0),
                 hw_put(none, 0, 0, 0, 0, 0, 0),
+                hw_register(none, buffer, 0),
+                hw_unregister(none, buffer),
                 hw_submit(none),
                 hw_reap(none, null_mut(), 0),
                 hw_wait(none, 0),

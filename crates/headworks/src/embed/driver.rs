@@ -100,16 +100,15 @@ impl Desk {
 }
 
 // SAFETY: a slot holds every bio that `Handle::put` accepts, and belongs to the path until its last reply; slots and frames are
-// mappings of their own, which live as long as the driver, and are leaked with it if a device may still use them.
+// mappings of their own, which live as long as the driver, and are leaked with it if a device may still use them. For other memory
+// the caller of `Handle::put_with` has promised the same.
 unsafe impl ActionSink for Desk {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
             return self.frames().frames_from(unit);
         }
-        let buffers = &self.clients[bio.connection as usize].buffers;
-        // SAFETY: a slot of a mapping that lives as long as the driver, which the feeder cannot use until it is completed.
-        unsafe { Span::new(buffers.slot(bio.sequence as u32), buffers.slot_bytes) }
+        self.clients[bio.connection as usize].buffers.data[bio.sequence as usize].get()
     }
 
     #[inline]

@@ -18,6 +18,7 @@ use super::io::{Io, IoCompletion, RejectedIo, Slot};
 use super::lent::LentSpans;
 use super::parker::Parker;
 use super::{Buffers, Reply};
+use crate::memory::Span;
 use crate::ring::{Consumer, Producer, Sleeper};
 
 /// Checks of the ring before the CPU is yielded, each about 40 ns: an owner that is awake on another CPU answers a batch in a few
@@ -152,14 +153,39 @@ impl Handle {
     /// The slot is of another handle, or smaller than the data. Ranges outside the volume and unknown volumes complete with
     /// [`IoError::Invalid`](headworks_core::IoError::Invalid).
     #[inline]
-    pub fn put(&mut self, volume: VolumeId, slot: Slot, io: Io) -> Result<(), RejectedIo> {
+    pub fn put(&mut self, volume: VolumeId, mut slot: Slot, io: Io) -> Result<(), RejectedIo> {
+        let memory = slot.as_mut_ptr();
+        // SAFETY: the slot's memory, which outlives the path's use of it, and is moved into `in_flight` with the slot.
+        unsafe { self.put_with(volume, slot, io, memory) }
+    }
+
+    /// As [`Handle::put`], with the data of the I/O at `memory` and not in the slot: nothing is copied into or out of the slot. Aligned to a
+    /// page it suits every device.
+    ///
+    /// # Errors
+    /// As [`Handle::put`]: no more than fits into a slot.
+    ///
+    /// # Safety
+    /// The data's bytes at `memory` stay mapped and nothing else writes them, or reads them of a read, until the slot is back: with the
+    /// completion, or in [`Handle::slot`] after a time-out. If it never is, they stay mapped for good.
+    #[inline(always)]
+    pub unsafe fn put_with(
+        &mut self,
+        volume: VolumeId,
+        slot: Slot,
+        io: Io,
+        memory: *mut u8,
+    ) -> Result<(), RejectedIo> {
         if !Arc::ptr_eq(&slot.buffers, &self.buffers) {
             return Err(RejectedIo { slot, reason: "the slot is of another handle" });
         }
-        if io.op.buffer_len(io.len) as usize > slot.len() {
+        let len = io.op.buffer_len(io.len) as usize;
+        if len > slot.len() {
             return Err(RejectedIo { slot, reason: "the data do not fit into the slot" });
         }
         let index = slot.index();
+        // SAFETY: in the slot, or as the caller says. The entry is the feeder's until the ring takes the bio.
+        self.buffers.data[index as usize].set(unsafe { Span::new(memory, len) });
         self.outstanding += 1;
         self.in_flight[index as usize] = InFlight { slot: Some(slot), user_data: io.user_data };
         self.batch.push(Bio {

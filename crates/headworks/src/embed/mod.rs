@@ -43,6 +43,7 @@ pub use io::{Io, IoCompletion, RejectedIo, Slot};
 pub use lent::{LentBytes, NotLent};
 pub use owner::{Owner, OwnerReport};
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -53,7 +54,7 @@ use headworks_core::{CacheOptions, ConfigError, QueueOptions, ReplyStage, Status
 
 use crate::device::{Device, Safe, SafeDevice};
 use crate::engine::EngineChoice;
-use crate::memory::{Mapping, PAGE};
+use crate::memory::{Mapping, PAGE, Span};
 use driving::SharedDriver;
 use parker::Parker;
 
@@ -207,10 +208,12 @@ pub(crate) struct Buffers {
     mapping: Mapping,
     slot_bytes: usize,
     stride: usize,
+    /// By slot, where the data of its I/O are: in the slot, or in memory of the program.
+    data: Box<[Cell<Span>]>,
 }
 
-// SAFETY: plain memory, reached by raw pointers only; a slot's bytes belong to the feeder or to the path, never to both, and rings
-// hand them over.
+// SAFETY: plain memory, reached by raw pointers only; a slot's bytes and its entry of `data` belong to the feeder or to the path, never
+// to both, and rings hand them over.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
@@ -219,7 +222,8 @@ impl Buffers {
         let mapping = Mapping::new(depth as usize * stride).map_err(|error| {
             ConfigError::new("slot_bytes", format!("no memory for the slots: {error}"))
         })?;
-        Ok(Self { mapping, slot_bytes, stride })
+        let data = vec![Cell::new(Span::EMPTY); depth as usize].into();
+        Ok(Self { mapping, slot_bytes, stride, data })
     }
 
     #[inline]
