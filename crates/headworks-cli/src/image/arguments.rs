@@ -112,7 +112,7 @@ pub enum ImageCommand {
         #[arg(long, value_name = "WHERE", default_value = "beside")]
         backing: Backing,
     },
-    /// Tells an overlay that its base is another file with the same bytes, which are not compared
+    /// Tells an overlay that its base is another file with the same bytes, of which only the size is compared
     ///
     /// After the base was moved or copied, or after a layer between was committed.
     Rebase {

@@ -222,7 +222,7 @@ impl OpenOverlay {
         forget(file.file()).map_err(|error: io::Error| io_error(path, &error))
     }
 
-    /// Takes `base` as it is now as the base. Nothing is copied or compared: its bytes have to be those of the present base.
+    /// Takes `base` as it is now as the base. Nothing is copied, and only the size is compared: its bytes have to be those of the present base.
     ///
     /// # Errors
     /// A sentence about what cannot be opened or written, or why it cannot be the base.
@@ -239,6 +239,14 @@ impl OpenOverlay {
         let base = new.base_for(path)?;
         if base.size > head.size() {
             return refuse(path, "is smaller than that base; make a new overlay instead");
+        }
+        // What the overlay has not written would change.
+        if base.size != head.base.size {
+            let message = format!(
+                "has a base of {} bytes, and that one has {}: its bytes are not the same; make a new overlay on it instead",
+                head.base.size, base.size
+            );
+            return refuse(path, &message);
         }
         next_number(&head)
             .and_then(|number| write_head(file.file(), &Head { base, number, ..head }))

@@ -295,9 +295,15 @@ impl OpenOverlay {
             () => return Ok(()),
         };
         let (path, base) = (self.path.display(), self.base_path.display());
+        let take = match was.size == is.size {
+            true => format!(
+                " take this one if its bytes are the same (headworks image rebase --base {base} {path}),"
+            ),
+            false => String::new(),
+        };
         let message = format!(
-            "{path}: its base {base} {differs}; put the right one there with its time of modification (cp -p keeps it), take this one if its bytes are the \
-             same (headworks image rebase --base {base} {path}), or give up the overlay's data (headworks image reset {path} --yes)"
+            "{path}: its base {base} {differs}; put the right one there with its time of modification (cp -p keeps it),{take} or give up the \
+             overlay's data (headworks image reset {path} --yes)"
         );
         Err(ConfigError::new("path", message))
     }

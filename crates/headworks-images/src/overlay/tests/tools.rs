@@ -292,6 +292,25 @@ fn middle_layer_goes_by_a_commit_and_a_rebase() {
 }
 
 #[test]
+fn base_of_another_size_has_other_bytes() {
+    let (base, other) = (file("base", SIZE), file("other", SIZE));
+    let overlay = create(base.path(), Some(2 * SIZE as u64));
+    for size in [SIZE - 512, SIZE + 512, 2 * SIZE] {
+        std::fs::File::options()
+            .write(true)
+            .open(other.path())
+            .unwrap()
+            .set_len(size as u64)
+            .unwrap();
+        let refused = OpenOverlay::rebase(overlay.path(), &NewBase::of(other.path())).unwrap_err();
+        assert!(refused.to_string().contains("its bytes are not the same"), "{refused}");
+    }
+    std::fs::copy(base.path(), other.path()).unwrap();
+    OpenOverlay::rebase(overlay.path(), &NewBase::of(other.path())).unwrap();
+    drop(open(overlay.path()));
+}
+
+#[test]
 fn flatten_that_ends_early_leaves_no_file() {
     let base = file("base", SIZE);
     let overlay = create(base.path(), None);
