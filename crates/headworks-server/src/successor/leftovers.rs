@@ -70,12 +70,9 @@ impl LeftFile {
     /// would have to take it for lost.
     fn vouches(&self, opened: &[Identity]) -> bool {
         let alive = self.cache.alive();
-        let is_marked = |row: &VolumeRow| {
-            let found = Marker::of_image(&row.path, row.identity)?.found(row.identity);
-            found.filter(|unclean| unclean.is_covered(alive))
-        };
         let closed = |row: &VolumeRow| !opened.iter().any(|image| row.may_be_of(image));
-        self.cache.rows().iter().any(|row| closed(row) && is_marked(row).is_some())
+        let vouches = |row: &VolumeRow| closed(row) && is_marked(&row.path, row.identity, alive);
+        self.cache.rows().iter().any(vouches)
     }
 
     /// Writes data of images in whose place others are to the state directory; returns a sentence about each.
@@ -133,13 +130,31 @@ struct HeldFile {
     remove: Remove,
 }
 
+/// What a file that another process has locked tells of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HeldOf {
+    Nothing,
+    /// Nothing of it is dirty, and a mark says that it may be.
+    Clean,
+    Dirty,
+}
+
 impl HeldFile {
-    /// Whether it has dirty data of an image.
-    fn has_data_of(&self, image: Identity) -> bool {
+    /// What it tells of the image at `path`.
+    fn tells_of(&self, path: &Path, image: Identity) -> HeldOf {
         // One that cannot be read is not ours to judge.
         let seen = self.file.try_clone().and_then(LeftCache::look).ok().flatten();
-        let left = seen.map(|cache| cache.volumes()).unwrap_or_default();
-        left.iter().any(|volume| volume.row.as_ref().is_some_and(|row| row.may_be_of(&image)))
+        let Some(cache) = seen else { return HeldOf::Nothing };
+        let volumes = cache.volumes();
+        let mut dirty = volumes.iter().filter_map(|volume| volume.row.as_ref());
+        if dirty.any(|row| row.may_be_of(&image)) {
+            return HeldOf::Dirty;
+        }
+        let is_there = cache.rows().iter().any(|row| row.may_be_of(&image));
+        match is_there && is_marked(path, image, cache.alive()) {
+            true => HeldOf::Clean,
+            false => HeldOf::Nothing,
+        }
     }
 
     /// Waits until its process is gone; false if that takes too long.
@@ -153,6 +168,12 @@ impl HeldFile {
         }
         true
     }
+}
+
+/// Whether a mark tells that a server which was alive at `alive` may have dirty data of the image at a path.
+fn is_marked(path: &Path, image: Identity, alive: u64) -> bool {
+    let found = Marker::of_image(path, image).and_then(|mark| mark.found(image));
+    found.is_some_and(|unclean| unclean.is_covered(alive))
 }
 
 /// Dirty data of one volume of a dead server, and the image for them, which is as that server left it.
@@ -307,21 +328,30 @@ impl Leftovers {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).push(held);
     }
 
-    /// Takes in files with dirty data of an image whose lock is ours: their processes are ending, since one that serves has the lock of
+    /// Takes in files that tell of an image whose lock is ours: their processes are ending, since one that serves has the lock of
     /// its images. A killed process may give up its locks one after the other, some milliseconds apart.
     fn await_ending(&self, path: &Path, image: &OpenFile) -> Result<(), ConfigError> {
         let identity = image.identity();
+        let place = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(index) = held.iter().position(|file| file.has_data_of(identity)) {
-            if !held[index].wait() {
-                let (name, path) = (&held[index].name, path.display());
+        let mut next = 0;
+        while let Some(file) = held.get(next) {
+            let told = file.tells_of(&place, identity);
+            if told == HeldOf::Nothing {
+                next += 1;
+            } else if file.wait() {
+                let HeldFile { file, name, remove, .. } = held.swap_remove(next);
+                self.add(file, &name, remove)?;
+            } else if told == HeldOf::Clean {
+                // Its data are on the image; that cannot be shown.
+                next += 1;
+            } else {
+                let (name, path) = (&file.name, path.display());
                 let message = format!(
                     "{name} has acknowledged writes to {path}, and a process that was killed has not given it up; start again when that is gone"
                 );
                 return Err(ConfigError::new("cache-file", message));
             }
-            let HeldFile { file, name, remove, .. } = held.swap_remove(index);
-            self.add(file, &name, remove)?;
         }
         Ok(())
     }

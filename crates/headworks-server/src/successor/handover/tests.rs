@@ -469,31 +469,44 @@ fn pause_for_restart_writes_everything_out_while_clients_are_served() {
     end(server);
 }
 
+/// Also if nothing in it is dirty: it is what shows that nothing is lost.
 #[test]
 fn memory_of_a_process_that_is_ending_is_waited_for() {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     fn lock(_: &std::fs::File) -> std::io::Result<bool> {
         Ok(ASKED.fetch_add(1, Ordering::Relaxed) >= 3)
     }
-    let place = Place::new("handover-ending", 1, true);
-    let server = place.start(None).unwrap();
-    let mut client = place.client();
-    client.write(0, &[5; BLOCK], CommandFlags::NONE).unwrap();
-    let (copy, other) = (TempFile::new("handover-ending-copy"), TempFile::new("handover-other"));
-    std::fs::copy(place.memory.path(), copy.path()).unwrap();
-    std::fs::write(other.path(), vec![7; 1 << 20]).unwrap();
-    client.disconnect().unwrap();
-    end(server);
-    let leftovers = Leftovers::default();
-    let held = std::fs::File::options().read(true).write(true).open(copy.path()).unwrap();
-    leftovers.add_held(held, "the copy", lock, || {});
-    let restored = |path: &Path| {
-        let image = OpenFile::open_locked(path, &FileOptions::default(), None).unwrap();
-        let done = leftovers.restore_image(path, &image, &image.writer()).unwrap();
-        (done.covered.is_some(), ASKED.load(Ordering::Relaxed))
-    };
-    assert_eq!(restored(other.path()), (false, 0), "a server that runs may have it");
-    assert_eq!(restored(place.image.path()), (true, 4));
+    for is_dirty in [true, false] {
+        ASKED.store(0, Ordering::Relaxed);
+        let place = Place::new("handover-ending", 1, true);
+        let server = place.start(None).unwrap();
+        let mut client = place.client();
+        client.write(0, &[5; BLOCK], CommandFlags::NONE).unwrap();
+        if !is_dirty {
+            client.flush().unwrap();
+        }
+        let (copy, other) =
+            (TempFile::new("handover-ending-copy"), TempFile::new("handover-other"));
+        std::fs::copy(place.memory.path(), copy.path()).unwrap();
+        std::fs::write(other.path(), vec![7; 1 << 20]).unwrap();
+        let mut mark = place.image.path().as_os_str().to_owned();
+        mark.push(".headworks-dirty");
+        let told = std::fs::read(&mark).unwrap();
+        client.disconnect().unwrap();
+        end(server);
+        std::fs::write(&mark, told).unwrap();
+        let leftovers = Leftovers::default();
+        let held = std::fs::File::options().read(true).write(true).open(copy.path()).unwrap();
+        leftovers.add_held(held, "the copy", lock, || {});
+        let restored = |path: &Path| {
+            let image = OpenFile::open_locked(path, &FileOptions::default(), None).unwrap();
+            let done = leftovers.restore_image(path, &image, &image.writer()).unwrap();
+            (done.covered.is_some(), ASKED.load(Ordering::Relaxed))
+        };
+        assert_eq!(restored(other.path()), (false, 0), "a server that runs may have it");
+        assert_eq!(restored(place.image.path()), (true, 4), "dirty: {is_dirty}");
+        std::fs::remove_file(&mark).unwrap();
+    }
 }
 
 /// What is done to the images `a` and `b` before the new server starts, and what it serves then.
