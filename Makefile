@@ -59,6 +59,7 @@ install:         ## the server, man pages, completions, systemd units: PREFIX=/u
 	install -D -m 644 packaging/prometheus/headworks.rules.yml $(SHARE)/doc/headworks/headworks.rules.yml
 	install -D -m 644 packaging/grafana/headworks.json $(SHARE)/doc/headworks/grafana-headworks.json
 	install -D -m 644 packaging/separate-user.conf $(SHARE)/doc/headworks/separate-user.conf
+	install -D -m 644 packaging/files.conf $(SHARE)/doc/headworks/files.conf
 	for example in packaging/*.toml; do test ! -e $$example || install -D -m 644 $$example $(SHARE)/doc/headworks/$${example##*/}; done
 
 # The installed program makes the list: what `install` would lay down now, in a scratch directory. Directories that others may

@@ -117,10 +117,43 @@ if command -v systemd-analyze >/dev/null; then
         said=$(systemd-analyze verify --man=no "$DIR/units/headworks@acme.service" 2>&1) && [ -z "$said" ] || { echo "$said"; return 1; }
     }
     check "a drop-in separates an instance from the others" separate
+    # Exports as files: all that gives the service a mount namespace is off, and the capabilities that are left are enough for a mount.
+    files() {
+        local drop=$INSTALLED/share/doc/headworks/files.conf key said
+        for key in $(grep -oE '^(PrivateTmp|Protect(System|Home|Proc|ControlGroups|Hostname|Kernel[A-Za-z]*))=' "$UNITS/headworks@.service"); do
+            grep -qE "^$key(no|default)$" "$drop" || { echo "$key is on"; return 1; }
+        done
+        mkdir -p "$DIR/units/headworks@files.service.d"
+        cp "$DIR/units/headworks@.service" "$DIR/units/headworks@files.service"
+        cp "$drop" "$DIR/units/headworks@files.service.d/files.conf"
+        said=$(systemd-analyze verify --man=no "$DIR/units/headworks@files.service" 2>&1) && [ -z "$said" ] || { echo "$said"; return 1; }
+    }
+    check "a drop-in lets an instance mount files" files
     check "the service is closed: exposure 3.5 at most" systemd-analyze security --offline=yes --threshold=35 "$UNITS/headworks@.service"
     check "sysusers.d is taken" bash -c '! systemd-sysusers --dry-run "$1" 2>&1 | tee /dev/stderr | grep -qi fail' - "$INSTALLED/lib/sysusers.d/headworks.conf"
 else
     skip "systemd takes the units" "there is no systemd-analyze"
+fi
+if [ "$(id -u)" -eq 0 ] && [ -w /dev/fuse ]; then
+    # What the drop-in leaves to root, as far as this root has it.
+    bounds=$(sed -n 's/^CapabilityBoundingSet=//p' "$INSTALLED/share/doc/headworks/files.conf" | tr ' ' '\n' | tr A-Z a-z | sed 's/^cap_//')
+    has() { capsh --print | grep -q "^Bounding.*cap_$1"; }
+    bounds=$(for one in $bounds; do has "$one" && printf ',+%s' "$one"; done)
+    # Where the user may go.
+    files=$(mktemp -d /tmp/hw-files.XXXXXX)
+    chmod 755 "$files"
+    trap 'rmdir "$files"; cleanup' EXIT
+    setpriv --no-new-privs --bounding-set="-all$bounds" "$HEADWORKS" serve --cache 0 -U "$SOCKET" --user nobody --fuse "$files" \
+        disk=mem:size=1M >"$OUT" 2>"$LOG" &
+    SERVER=$!
+    as_user() { setpriv --reuid nobody --regid "$(id -g nobody)" --clear-groups "$@"; }
+    check "with the capabilities of the drop-in files are mounted for a user" wait_until 20 grep -q "^file: " "$OUT"
+    check "who reads and writes one" as_user dd if=/dev/zero of="$files/disk" bs=4k count=1 conv=notrunc,fsync
+    check "the server has no capability left" grep -q '^CapPrm:.0*$' /proc/$SERVER/status
+    stop_with TERM
+    check "nothing stays mounted" bash -c '! grep " $1/" /proc/self/mountinfo' - "$files"
+else
+    skip "files with the capabilities of the drop-in" "it takes root and /dev/fuse"
 fi
 check "the control socket has its name, and no other has it" bash -c '
     grep -qx "FileDescriptorName=control" "$1/headworks-control@.socket" && ! grep -q "FileDescriptorName=control" "$1/headworks@.socket"' - "$UNITS"
