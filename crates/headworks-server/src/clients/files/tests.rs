@@ -10,6 +10,8 @@ use crate::clients::nbd::connection::ReceiveOutcome;
 use crate::clients::nbd::connection::bench::Bench;
 use headworks_nbd::export::BlockSizes;
 
+mod random;
+
 const SIZE: u64 = 1 << 20;
 
 /// A file, the kernel that has it, and the shard's part.
