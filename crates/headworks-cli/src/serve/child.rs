@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
+use super::io_flusher;
 use super::running::Running;
 use crate::signals::Signals;
 
@@ -24,8 +25,12 @@ pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     if let Some(path) = &running.control {
         shell.env("control", path);
     }
-    // SAFETY: between fork and exec only the signal mask is reset, by one system call.
-    unsafe { shell.pre_exec(Signals::unblock).spawn() }
+    let reset = || {
+        io_flusher::unmark();
+        Signals::unblock()
+    };
+    // SAFETY: between fork and exec only a mark and the signal mask are reset, by one system call each.
+    unsafe { shell.pre_exec(reset).spawn() }
 }
 
 /// The exit code of a command that has ended, as a shell has it.

@@ -18,6 +18,7 @@ mod cache_file;
 pub mod check;
 mod child;
 mod images;
+mod io_flusher;
 mod layers;
 mod listen;
 mod memory;
@@ -130,10 +131,14 @@ fn launch(predecessor: &mut Option<Predecessor>) -> Result<ExitCode, OptionError
         effective.options.listening.control.is_some() || state.sockets.control.is_some();
     // Before any thread starts, and before privileges are dropped.
     let (mut upgrades, hook) = Upgrades::prepare(&effective.options, has_control, &signals)?;
-    let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
     let handed = std::mem::take(&mut state.mounts);
     let mounts = MountHelpers::start(&server_options, user.as_ref().map(User::ids), handed);
     let mounts = mounts.map_err(OptionError::Io)?.map(Arc::new);
+    // After the processes that serve nothing have been started, and before all threads.
+    if let Some(Err(error)) = mounts.as_ref().map(|_| io_flusher::mark()) {
+        tracing::debug!("memory pressure may stop file systems on files of FUSE: {error}");
+    }
+    let (reload_requests, reload_hook) = reload::take_requests(&signals)?;
     let mounts_of_server = || mounts.clone().map(|helper| helper as Arc<dyn Mounts>);
     let is_after_stop = predecessor.is_none() && takeover.is_some();
     let spare = is_after_stop.then(|| state.passed_again()).transpose();
