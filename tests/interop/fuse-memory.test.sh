@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # matrix: once
 # lock: uml
-# seconds: 60
+# seconds: 90
 # A file system on a file of FUSE under memory pressure in control groups: the server goes on when its writers have no memory left, and they
 # with it. In user-mode Linux, so that a deadlock stays there.
 . "$(dirname "$0")/lib.sh"
