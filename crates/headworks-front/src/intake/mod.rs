@@ -253,6 +253,13 @@ impl Intake {
         let first = wants.next().unwrap_or(Wanted::Slot);
         Wants { first, other: wants.next() }
     }
+
+    /// The same of a client whose requests come whole, where others pass those that wait for a thaw.
+    #[must_use]
+    pub fn wants_of_whole(&self, limits: &MemoryLimits) -> Wants {
+        let first = self.waiting.all().find_map(|one| wanted(one, limits));
+        Wants { first: first.unwrap_or(Wanted::Slot), other: None }
+    }
 }
 
 /// What a request waits for, if that is a buffer or a bio slot.

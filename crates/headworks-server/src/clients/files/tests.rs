@@ -244,6 +244,53 @@ fn write_without_a_block_waits_with_its_data_and_nothing_is_read_behind_it() {
 }
 
 #[test]
+fn readers_and_those_who_look_pass_writes_that_wait_for_a_thaw() {
+    let mut rig = Rig::new(|_| ());
+    rig.bench.frozen = true;
+    for write in 1..=3 {
+        rig.kernel.ask(WRITE, write, &write_of(4096 * write, &[7; 4096], 0));
+    }
+    rig.kernel.ask(ALLOCATE, 4, &allocate_of(0, 4096, libc::FALLOC_FL_PUNCH_HOLE | 1));
+    assert_eq!(rig.bios(), []);
+    rig.kernel.ask(READ, 5, &read_of(0, 4096));
+    let bios = rig.bios();
+    assert_eq!(bios.iter().map(|bio| bio.op).collect::<Vec<_>>(), [Op::Read]);
+    rig.reply(&bios[0], Ok(()));
+    assert_eq!(rig.kernel.answer().unwrap().1, 5);
+    assert_eq!(rig.asked(3, &[0; 16]).0, 0, "attributes");
+    assert!(rig.client.waits_for(WaitsFor::Freeze) && rig.kernel.answer().is_none());
+    rig.bench.frozen = false;
+    let bios = rig.bios();
+    let order: Vec<(Op, u64)> = bios.iter().map(|bio| (bio.op, bio.offset)).collect();
+    let writes = [1, 2, 3].map(|write| (Op::Write, 4096 * write));
+    assert_eq!((&order[..3], order[3]), (&writes[..], (Op::WriteZeroes, 0)));
+    bios.iter().for_each(|bio| rig.reply(bio, Ok(())));
+    assert_eq!(rig.rest(), (0, 0));
+}
+
+#[test]
+fn writes_that_wait_for_a_thaw_keep_little_of_the_pool() {
+    let mut rig = Rig::new(|_| ());
+    rig.bench.frozen = true;
+    let data = vec![7; WRITE_MAX as usize];
+    let mut last = ReceiveOutcome::Idle;
+    for write in 0..9 {
+        rig.kernel.ask(WRITE, write, &write_of(0, &data, 0));
+        last = rig.receive();
+        while last == ReceiveOutcome::Worked {
+            last = rig.receive();
+        }
+    }
+    assert_eq!((last, rig.rest().0), (ReceiveOutcome::Waits(WaitsFor::Freeze), 1 << 20));
+    rig.bench.frozen = false;
+    let bios = rig.bios();
+    assert_eq!(bios.len(), 9);
+    bios.iter().for_each(|bio| rig.reply(bio, Ok(())));
+    assert_eq!((0..9).filter(|_| rig.kernel.answer().is_some()).count(), 9);
+    assert_eq!(rig.rest(), (0, 0));
+}
+
+#[test]
 fn late_request_is_answered_once_and_its_block_comes_back_later() {
     let mut rig = Rig::new(|_| ());
     rig.kernel.ask(READ, 1, &read_of(0, 4096));

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | Window | finds as many bios of the client in the shard as it may have | an answer |
 //! | Limit | is asked once; others pass it | `LimitTree::pop` |
-//! | Freeze | changes a frozen volume | a thaw |
+//! | Freeze | changes a frozen volume; others pass it | a thaw |
 //! | Room | finds no bio slot of the shard | a slot that comes back |
 //! | Turn | is a large read of a turn that has had its share | the next turn |
 //! | Buffer | finds no block for its data | a buffer that comes back |
@@ -13,8 +13,11 @@
 //! A request of more bytes than the largest block fails at once. A device that does not answer refuses nothing here: requests wait for it,
 //! as they would for a disk.
 //!
-//! Invariants: a request that waits is in the list, in its order; while one waits for something else than a limit nothing is taken from
-//! the source, so what the source can hold is what bounds the client.
+//! A copy of an image takes minutes, and its readers, and those who only look at a file, change nothing: they pass changes that wait for the thaw,
+//! while these have at most [`FROZEN_BYTES`] of data.
+//!
+//! Invariants: a request that waits is in the list, in its order; while one waits for something else than a limit or a thaw nothing is taken
+//! from the source, so what the source can hold is what bounds the client.
 
 use headworks_core::{Bio, BioFlags, BioId, Input, IoError, Op};
 
@@ -32,6 +35,8 @@ use headworks_nbd::wire::CommandFlags;
 const TURN_REQUESTS: usize = 256;
 /// Bytes that a client moves in a turn beside others.
 const TURN_BYTES: usize = 1 << 20;
+/// Data of writes that wait for a thaw, after which nothing more is taken: they have blocks of the pool.
+const FROZEN_BYTES: u64 = 1 << 20;
 /// A read of at least this length counts against the turn's share of large reads.
 const LARGE: usize = 32 << 10;
 
@@ -55,7 +60,7 @@ pub(super) fn receive<S: Source>(
     if moved && received == ReceiveOutcome::Idle { ReceiveOutcome::Worked } else { received }
 }
 
-/// Tries the waiting requests in their order; returns what the first one waits for that waits for no limit.
+/// Tries the waiting requests in their order; returns what the first one waits for that keeps others waiting.
 fn step<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> Option<WaitsFor> {
     let mut place = 0;
     while let Some(one) = client.intake.waiting().get(place) {
@@ -70,12 +75,27 @@ fn step<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> Opti
         }
         one.wait(what, shares.now);
         client.intake.waiting_mut().put_back(place, one);
-        if !matches!(what, WaitsFor::Limit(_)) {
+        if !lets_pass(client, what) {
             return Some(what);
         }
         place += 1;
     }
     None
+}
+
+/// Whether requests pass one that waits for this.
+fn lets_pass<S>(client: &WholeClient<S>, what: WaitsFor) -> bool {
+    match what {
+        WaitsFor::Limit(_) => true,
+        WaitsFor::Freeze => {
+            let writes =
+                client.intake.waiting().all().filter(|one| {
+                    one.waits_for() == WaitsFor::Freeze && one.request.op() == Op::Write
+                });
+            writes.map(|one| u64::from(one.request.len)).sum::<u64>() < FROZEN_BYTES
+        }
+        _ => false,
+    }
 }
 
 /// Submits again what waits, and what was taken from the source before; false if one must wait. Nothing more is taken.
@@ -132,7 +152,7 @@ fn take<S: Source>(
         }
         one.wait(what, shares.now);
         client.intake.waiting_mut().push(one);
-        if !matches!(what, WaitsFor::Limit(_)) {
+        if !lets_pass(client, what) {
             return ReceiveOutcome::Waits(what);
         }
     }

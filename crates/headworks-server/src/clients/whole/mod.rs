@@ -231,7 +231,7 @@ impl<S> WholeClient<S> {
     /// What it waits for, if that is a buffer or a bio slot.
     #[must_use]
     pub fn wants(&self, limits: &MemoryLimits) -> Wants {
-        self.intake.wants(limits)
+        self.intake.wants_of_whole(limits)
     }
 
     /// Number of requests that wait for a buffer.
