@@ -193,6 +193,8 @@ check "and leaves nothing" empty
 
 printf '[[listen]]\nkind = "fuse"\npath = "%s"\n[[export]]\nname = "c"\nmem = { size = "1M" }\n' "$files" >"$DIR/files.toml"
 serve --config "$DIR/files.toml" --control "$CONTROL"
+may_start() { "$HEADWORKS" check "$DIR/files.toml" >/dev/null; }
+check "its own files are no errors of the configuration" may_start
 sed -i "s|^path = .*|path = \"$DIR/other\"|" "$DIR/files.toml"
 check "a reload says that another directory needs a restart" refused "stays until the server is restarted" ctl reload
 check "and takes no file away" has_size "$files/c" $((1 << 20))
@@ -205,7 +207,20 @@ stop_server
 echo content >"$files/disk"
 check "a file with content is not covered" no_start disk="file:path=$IMAGES/disk.img" --fuse "$files"
 check "and stays" grep -q content "$files/disk"
+# The same words by `check` as by a start.
+as_a_start() { # NAME WORDS: an export of this name is no file
+    local status
+    printf '[[listen]]\nkind = "fuse"\npath = "%s"\n[[export]]\nname = "%s"\nmem = { size = "1M" }\n' "$files" "$1" >"$DIR/files.toml"
+    "$HEADWORKS" check "$DIR/files.toml" >"$DIR/said" 2>&1
+    status=$?
+    grep "error: " "$DIR/said"
+    [ "$status" = 1 ] && grep -q "error: .*fuse: export $1 is no file in $files: $2" "$DIR/said" && refused "fuse: export $1 is no file in $files: $2" timeout 20 "$HEADWORKS" serve --config "$DIR/files.toml" --unix "$DIR/other.sock"
+}
+check "a check of the configuration says so, too" as_a_start disk "there is another file"
+check "and names what is too long for a file" as_a_start "$long" "its name is longer"
 rm -f "$files/disk"
+check "nothing else is wrong with it" sh -c 'sed -i "s/^name = .*/name = \"disk\"/" "$2" && "$1" check "$2" >/dev/null' - "$HEADWORKS" "$DIR/files.toml"
+check "and nothing is made" empty
 
 if [ "$(id -u)" = 0 ] && command -v fusermount3 >/dev/null && command -v setpriv >/dev/null; then
     other=$(mktemp -d /tmp/hw-fuse.XXXXXX)

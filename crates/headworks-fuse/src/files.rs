@@ -11,7 +11,7 @@
 //! Invariants: no file with a byte in it is ever covered or removed, no mount of another name is ever touched; a dropped directory has none
 //! of its mounts left.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -54,6 +54,26 @@ impl MountedFiles {
         self
     }
 
+    /// Checks whether a file of this name could be mounted in a directory, as far as that is known without a mount. A mount that is called `name`
+    /// is no error: its server runs, or it is removed when the directory is opened.
+    ///
+    /// # Errors
+    /// The name is none of a file, or something with content or another mount is there.
+    pub fn check(directory: &Path, name: &str, file: &str) -> io::Result<()> {
+        let path = path_in(&directory.canonicalize()?, file)?;
+        let mounts = mount::mounts().into_iter().filter(|(mounted, _)| *mounted == path);
+        let mut mounts = mounts.map(|(_, of)| of).peekable();
+        if mounts.peek().is_some() {
+            // What is mounted is not looked at: its server may be the one that asks.
+            return if mounts.all(|of| of == name) { Ok(()) } else { Err(is_covered()) };
+        }
+        match fs::symlink_metadata(&path) {
+            Ok(found) => suits(&found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Mounts a file, which gets this name; returns its device.
     ///
     /// # Errors
@@ -61,7 +81,7 @@ impl MountedFiles {
     pub fn mount(&mut self, file: &str) -> io::Result<OwnedFd> {
         let path = self.path_of(file)?;
         if mount::mounts().iter().any(|(mounted, _)| *mounted == path) {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something is mounted there"));
+            return Err(is_covered());
         }
         let below = empty_file(&path)?;
         let mounted = mount::mount_file(below.as_fd(), &path, &self.name, self.owner);
@@ -88,11 +108,7 @@ impl MountedFiles {
     }
 
     fn path_of(&self, file: &str) -> io::Result<PathBuf> {
-        let is_name = !file.is_empty() && file.len() <= NAME_MAX && !file.contains(['/', '\0']);
-        match is_name && file != "." && file != ".." {
-            true => Ok(self.directory.join(file)),
-            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no name of a file")),
-        }
+        path_in(&self.directory, file)
     }
 }
 
@@ -104,18 +120,35 @@ impl Drop for MountedFiles {
     }
 }
 
+fn path_in(directory: &Path, file: &str) -> io::Result<PathBuf> {
+    let is_name = !file.is_empty() && file.len() <= NAME_MAX && !file.contains(['/', '\0']);
+    match is_name && file != "." && file != ".." {
+        true => Ok(directory.join(file)),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no name of a file")),
+    }
+}
+
+fn is_covered() -> io::Error {
+    io::Error::new(io::ErrorKind::AlreadyExists, "something is mounted there")
+}
+
+/// Checks that a file may be covered.
+fn suits(found: &Metadata) -> io::Result<()> {
+    match found.is_file() && found.len() == 0 && found.nlink() == 1 {
+        true => Ok(()),
+        false => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is another file of this name"))
+        }
+    }
+}
+
 /// The empty file at a path, which is made if there is none.
 fn empty_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path)?;
-    let found = file.metadata()?;
-    match found.is_file() && found.len() == 0 && found.nlink() == 1 {
-        true => Ok(file),
-        false => {
-            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is another file of this name"))
-        }
-    }
+    suits(&file.metadata()?)?;
+    Ok(file)
 }
 
 /// Removes a file without content.
@@ -150,8 +183,10 @@ mod tests {
         let folder = Folder::new("fuse-names");
         let mut files = MountedFiles::open(&folder.0, "hw-test").unwrap();
         for name in ["", ".", "..", "a/b", "/etc/passwd", "a\0", &"x".repeat(256)] {
-            let error = files.mount(name).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+            let checked = MountedFiles::check(&folder.0, "hw-test", name).unwrap_err();
+            for error in [files.mount(name).unwrap_err(), checked] {
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+            }
         }
         assert!(files.unmount("a").is_err(), "it is not mounted");
         assert!(MountedFiles::open(&folder.0.join("none"), "hw-test").is_err());
@@ -164,9 +199,13 @@ mod tests {
         fs::write(folder.0.join("full"), "x").unwrap();
         fs::write(folder.0.join("target"), "").unwrap();
         std::os::unix::fs::symlink("target", folder.0.join("link")).unwrap();
+        let check = |name| MountedFiles::check(&folder.0, "hw-test", name);
         for name in ["full", "link"] {
             files.mount(name).unwrap_err();
+            check(name).unwrap_err();
         }
+        assert!(check("new").is_ok() && check("target").is_ok());
+        assert!(!folder.0.join("new").exists(), "a check makes nothing");
         drop(files);
         assert_eq!(fs::read_to_string(folder.0.join("full")).unwrap(), "x");
         assert!(folder.0.join("link").is_symlink());

@@ -17,6 +17,7 @@ use headworks_core::{
 };
 
 use crate::change;
+use crate::clients::files::directory::check_file;
 use crate::control::ControlSocket;
 use crate::control::service::ControlService;
 use crate::control::shards::ShardLink;
@@ -148,6 +149,11 @@ impl Server {
         options.listen.iter().try_for_each(Address::check)?;
         for spec in &options.access.listeners {
             spec.address.check().map_err(|error| named(Some(spec), error))?;
+            let Address::Directory(path) = &spec.address else { continue };
+            let names = assembly.exports.iter().map(|export| export.spec.name.as_str());
+            let mut offered = names.filter(|name| spec.offers(name, None));
+            let checked = offered.try_for_each(|name| check_file(path, name));
+            checked.map_err(|why| ConfigError::new("fuse", why))?;
         }
         options.control.iter().try_for_each(|path| check_unix("control", path))
     }

@@ -21,7 +21,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use headworks::house::safe_open::EXPORT_MOUNT;
 use headworks_core::{ExportId, ShardId};
+use headworks_fuse::MountedFiles;
 use tracing::{info, warn};
 
 use super::mounts::Mounts;
@@ -306,8 +308,7 @@ impl DirectoryThread {
             // Another try changes nothing about a name.
             let is_last = is_last || name.is_err();
             if let Err(why) = name.and_then(|name| self.serve(&export, name)) {
-                let shown = shown_name(&export.name);
-                let why = format!("export {shown} is no file in {}: {why}", self.path.display());
+                let why = no_file(&export.name, &self.path, &why);
                 if is_last || self.first.is_some() {
                     warn!("{why}");
                 }
@@ -368,6 +369,22 @@ impl DirectoryThread {
             warn!("{} stays mounted: {why}", self.path.join(name).display());
         }
     }
+}
+
+/// Checks whether an export can be a file in a directory, as far as that is known without a mount.
+///
+/// # Errors
+/// A sentence why not.
+pub fn check_file(directory: &Path, export: &str) -> Result<(), String> {
+    let check = |name: String| {
+        let checked = MountedFiles::check(directory, EXPORT_MOUNT, &name);
+        checked.map_err(|error| error.to_string())
+    };
+    file_name(export).and_then(check).map_err(|why| no_file(export, directory, &why))
+}
+
+fn no_file(export: &str, directory: &Path, why: &str) -> String {
+    format!("export {} is no file in {}: {why}", shown_name(export), directory.display())
 }
 
 /// The name of an export's file: that of the export, with `%` and two hexadecimal digits for each byte that is a slash, a percent sign or a
