@@ -272,6 +272,15 @@ check "a control socket in no directory" same_refusal "[server]\ncontrol='$DIR/n
 check "a cache larger than memory" same_refusal "[server]\\ncache='900T'\\n$exports"
 check "a path that is too long" same_refusal "[server]\nunix='/tmp/$(printf 'n%.0s' $(seq 110))'\n$exports"
 check "a user that is not there" same_refusal "[server]\nuser='nobody-of-this-name'\n$exports"
+# Root may open it for writing.
+truncate -s 1M "$IMAGES/locked.img"
+if disk=$(losetup --read-only --find --show "$IMAGES/locked.img" 2>/dev/null); then
+    check "a block device that is set read-only" same_refusal "[[export]]\nname='l'\nfile.path='$disk'\n"
+    check "which can be read" wrong 0 "[[export]]\nname='l'\nread-only=true\nfile.path='$disk'\n"
+    losetup -d "$disk"
+else
+    skip "a block device that is set read-only" "no loop devices"
+fi
 printf 12345 >"$IMAGES/odd.img"
 # tmpfs takes any length.
 if [ "$(stat -f -c %T "$IMAGES")" != tmpfs ]; then

@@ -3,7 +3,9 @@
 //! A file that is served already is not opened again: its exports share the volume and must agree on how it is cached.
 
 use std::fmt::Display;
+use std::fs::Metadata;
 use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
@@ -337,6 +339,13 @@ impl OpenedImage {
             let message = format!("{what} is empty; give it a size, as in size=1G");
             return Err(ConfigError::new("size", message));
         }
+        if write && opened.file().is_some_and(|(file, _)| is_read_only_disk(file.metadata())) {
+            let message = format!(
+                "{} is a block device that is set read-only (blockdev --getro); serve it read-only",
+                opened.what
+            );
+            return Err(ConfigError::new("path", message));
+        }
         Ok(Self { model: spec.model_link(), ..opened })
     }
 
@@ -617,6 +626,13 @@ pub(super) fn filesystem_device(
         );
     }
     device
+}
+
+/// Whether the kernel refuses every write to a block device: one that may open any device opens it for writing nevertheless.
+fn is_read_only_disk(found: &Metadata) -> bool {
+    let (major, minor) = (libc::major(found.rdev()), libc::minor(found.rdev()));
+    let answer = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    found.file_type().is_block_device() && answer.is_ok_and(|answer| answer.trim() == "1")
 }
 
 /// Notes that another process uses an inspected image.
