@@ -272,6 +272,13 @@ check "a control socket in no directory" same_refusal "[server]\ncontrol='$DIR/n
 check "a cache larger than memory" same_refusal "[server]\\ncache='900T'\\n$exports"
 check "a path that is too long" same_refusal "[server]\nunix='/tmp/$(printf 'n%.0s' $(seq 110))'\n$exports"
 check "a user that is not there" same_refusal "[server]\nuser='nobody-of-this-name'\n$exports"
+check "a pid file that is a directory" same_refusal "[server]\npid-file='$DIR'\n$exports"
+check "a record that is a directory" wrong 1 "[server]\nrecord='$DIR'\n$exports"
+check "memory of the cache in no directory" wrong 1 "[server]\ncache='16M'\ncache-file='/dev/shm/hw-nowhere/cache'\n$exports"
+case $(stat -f -c %T "$DIR") in
+tmpfs | hugetlbfs) ;;
+*) check "memory of the cache on a disk" wrong 1 "[server]\ncache='16M'\ncache-file='$DIR/cache'\n$exports" ;;
+esac
 # Root may open it for writing.
 truncate -s 1M "$IMAGES/locked.img"
 if disk=$(losetup --read-only --find --show "$IMAGES/locked.img" 2>/dev/null); then

@@ -184,8 +184,9 @@ impl CacheStore {
         let required = matches!(self.place, Place::Files { required: true, .. });
         let made = match self.place.clone() {
             Place::Anonymous { .. } => return Ok(None),
-            Place::Files { path, .. } => create_file(&path)
-                .map_err(|error| wrong(format!("cannot make {}: {error}", path.display()))),
+            Place::Files { path, .. } => {
+                create_file(&path).map_err(|error| cannot_make(&path, &error))
+            }
             Place::Store => {
                 store_memfd().map_err(|error| wrong(format!("cannot store a descriptor: {error}")))
             }
@@ -321,11 +322,7 @@ fn is_named(file: &File, path: &Path) -> bool {
 }
 
 fn create_file(path: &Path) -> io::Result<OwnFile> {
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    if !is_memory(parent) {
-        let message = "its directory is not on tmpfs or hugetlbfs, so every write would go to a disk; give a path in memory, as in /dev/shm/NAME, or off";
-        return Err(io::Error::other(message));
-    }
+    check_directory(path)?;
     for number in 0..FILES_MAX {
         let mut name = path.as_os_str().to_owned();
         if number > 0 {
@@ -338,6 +335,29 @@ fn create_file(path: &Path) -> io::Result<OwnFile> {
         }
     }
     Err(io::Error::new(io::ErrorKind::AlreadyExists, "too many servers use this name"))
+}
+
+/// Checks whether the option of a server names a file that can be made; what it chooses or finds itself is no error.
+pub(super) fn check(option: &str) -> Result<(), ConfigError> {
+    if ["auto", "store", "off", "none"].contains(&option) {
+        return Ok(());
+    }
+    let path = std::path::absolute(option).map_err(|error| wrong(error.to_string()))?;
+    check_directory(&path).map_err(|error| cannot_make(&path, &error))
+}
+
+fn cannot_make(path: &Path, error: &io::Error) -> ConfigError {
+    wrong(format!("cannot make {}: {error}", path.display()))
+}
+
+fn check_directory(path: &Path) -> io::Result<()> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    std::fs::metadata(parent)?;
+    if is_memory(parent) {
+        return Ok(());
+    }
+    let message = "its directory is not on tmpfs or hugetlbfs, so every write would go to a disk; give a path in memory, as in /dev/shm/NAME, or off";
+    Err(io::Error::other(message))
 }
 
 /// Makes a file of this name and locks it; none if the name is another's, also by the time the file is locked.

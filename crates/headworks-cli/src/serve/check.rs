@@ -25,7 +25,8 @@ use super::announced_export::shown_export;
 use super::layers::blame;
 use super::source::{LoadedFile, load};
 use super::{
-    EffectiveOptions, OptionError, OptionSources, images, listen, memory, plan, report_error,
+    EffectiveOptions, OptionError, OptionSources, cache_file, images, listen, memory, plan,
+    report_error,
 };
 use crate::complain;
 use crate::shown::{escaped, line, path_text};
@@ -173,6 +174,15 @@ fn path_errors(config: &ConfigFile) -> Vec<Problem> {
         let what = format!("{}: no such directory: {}", setting.name, folder.display());
         Some(Problem::new(&setting.origin, what))
     });
+    let files = config.server.iter().filter(|one| ["pid-file", "record"].contains(&&*one.name));
+    let covered = files.filter(|setting| Path::new(setting.word()).is_dir()).map(|setting| {
+        let what = format!(
+            "{}: cannot write {}: it is a directory, not a regular file",
+            setting.name,
+            setting.word()
+        );
+        Problem::new(&setting.origin, what)
+    });
     let listeners = config.listeners.iter();
     let listeners = listeners.filter(|section| section.is_enabled() != Ok(false));
     let sockets = listeners.filter_map(|section| {
@@ -181,7 +191,7 @@ fn path_errors(config: &ConfigFile) -> Vec<Problem> {
         let what = format!("listener {}: no such directory: {}", section.name, folder.display());
         Some(Problem::new(&unix.origin, what))
     });
-    wrong.chain(sockets).collect()
+    wrong.chain(covered).chain(sockets).collect()
 }
 
 fn missing_folder(path: &Path) -> Option<PathBuf> {
@@ -199,6 +209,11 @@ fn start_errors(
     let (assembly, refused) = images::inspect(effective, specs, server.live);
     let mut errors = path_errors(config);
     errors.extend(refused.into_iter().map(|one| problem_of(config, specs, one)));
+    if server.cache > 0 {
+        errors.extend(
+            cache_file::check(&options.cache_file).err().map(|error| blame(config, &error)),
+        );
+    }
     if errors.is_empty() {
         server.listen = named_addresses(&options.listening);
         let refused = Server::check(&assembly, &server).err();
