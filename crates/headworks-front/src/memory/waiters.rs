@@ -138,6 +138,8 @@ impl Waiters {
 
     /// A connection holds something else than before.
     pub fn note_held(&mut self, slot: u32, before: Held, now: Held) {
+        // Exports that hold less than the first waiter's pass it, and that may hold more now.
+        self.news |= now.bytes > before.bytes && self.first.is_some();
         if now.bytes > before.bytes && self.first.is_some_and(|first| first.slot == slot) {
             self.first = None;
         }

@@ -631,9 +631,12 @@ mod tests {
     use super::*;
 
     /// Worlds that find planted faults which the first hundred do not find.
-    const OTHERS: &[u64] = &[101, 134, 157, 230, KEPT_FROM_LITTLE];
+    const OTHERS: &[u64] = &[101, 134, 157, 230, KEPT_FROM_LITTLE, PASSED_UNSEEN];
     /// The block of a first waiter whose export held much was kept from a client whose export held nothing, for 25 ms.
     const KEPT_FROM_LITTLE: u64 = 58_157_782_636_396;
+
+    /// The export of the first waiter came to hold more than another, which could pass it then and was not woken.
+    const PASSED_UNSEEN: u64 = 730_001_700;
 
     /// Known worlds, or those of `FRONT_SEED` and `FRONT_WORLDS`; `headworks-lab run front` runs others, 400 in a test run.
     #[test]
