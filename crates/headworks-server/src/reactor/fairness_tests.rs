@@ -518,7 +518,8 @@ fn received_bytes_that_wait_are_bounded_for_all_connections() {
     let mut harness = Harness::with(parts);
     let mut clients: Vec<Client> = (0..CLIENTS).map(|_| Client::new(&mut harness, None)).collect();
     let now = harness.reactor.parts.clock.now();
-    harness.reactor.door.freeze_volume(now, VolumeId(0), u64::MAX / 2).unwrap();
+    let parts = &mut harness.reactor.parts;
+    harness.reactor.door.freeze_volume(parts, now, VolumeId(0), u64::MAX / 2).unwrap();
     let header = RequestHeader { flags: 0, command: 1, cookie: 0, offset: 0, len: 4096 };
     let write = [&header.encode()[..], &[7; 4096]].concat();
     for client in &mut clients {

@@ -196,7 +196,7 @@ impl Reactor {
         if !self.stop.is_running() || self.has_pause() {
             return Err("the server stops, or another takes over");
         }
-        self.door.freeze_volume(now, volume, limit_ns)
+        self.door.freeze_volume(&mut self.parts, now, volume, limit_ns)
     }
 
     /// Submits a change of an option, which the shard answers by its token.

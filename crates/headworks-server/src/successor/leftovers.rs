@@ -251,7 +251,7 @@ pub struct Leftovers {
     find: Arc<OnceLock<FindFiles>>,
     /// The images of the start are open: files are looked for.
     has_started: Arc<AtomicBool>,
-    /// Who takes files in and lets them go.
+    /// Held while files are taken in or given up.
     turn: Arc<Mutex<()>>,
 }
 

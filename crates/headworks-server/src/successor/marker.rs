@@ -103,8 +103,12 @@ const MARKS: &str = "marks";
 
 /// The path beside which the mark of an image lies, whatever names lead to the image; none of what ends with its process.
 pub(crate) fn place_of_mark(base: &BaseDevice, identity: Option<Identity>) -> Option<PathBuf> {
-    let identity = identity?;
-    match base.path().filter(|_| !identity.is_disk()) {
+    place_of_image(base.path(), identity?)
+}
+
+/// As [`place_of_mark`], of an image with or without a path.
+fn place_of_image(path: Option<&Path>, identity: Identity) -> Option<PathBuf> {
+    match path.filter(|_| !identity.is_disk()) {
         Some(path) => Some(std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())),
         None => own_directory(MARKS).ok().map(|marks| marks.join(identity.to_string())),
     }
@@ -123,11 +127,7 @@ impl Marker {
 
     /// The mark of an image that an earlier server had at `path`, which is not opened.
     pub fn of_image(path: &Path, image: Identity) -> Option<Self> {
-        let place = match image.is_disk() {
-            true => own_directory(MARKS).ok()?.join(image.to_string()),
-            false => path.to_owned(),
-        };
-        Some(Self::of(&place))
+        place_of_image(Some(path), image).map(|place| Self::of(&place))
     }
 
     /// The mark that an earlier server left of `image`, if there is one.

@@ -296,12 +296,7 @@ fn base_of_another_size_has_other_bytes() {
     let (base, other) = (file("base", SIZE), file("other", SIZE));
     let overlay = create(base.path(), Some(2 * SIZE as u64));
     for size in [SIZE - 512, SIZE + 512, 2 * SIZE] {
-        std::fs::File::options()
-            .write(true)
-            .open(other.path())
-            .unwrap()
-            .set_len(size as u64)
-            .unwrap();
+        std::fs::write(other.path(), vec![0; size]).unwrap();
         let refused = OpenOverlay::rebase(overlay.path(), &NewBase::of(other.path())).unwrap_err();
         assert!(refused.to_string().contains("its bytes are not the same"), "{refused}");
     }

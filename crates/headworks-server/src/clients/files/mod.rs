@@ -365,6 +365,10 @@ impl Source for FuseFile {
         self.long.has_next()
     }
 
+    fn kept(&self) -> usize {
+        self.written.iter().map(|(_, block)| block.len()).sum::<usize>() + self.held.1.len()
+    }
+
     fn block(
         &mut self,
         request: &Request,

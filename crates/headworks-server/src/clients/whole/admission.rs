@@ -13,8 +13,8 @@
 //! A request of more bytes than the largest block fails at once. A device that does not answer refuses nothing here: requests wait for it,
 //! as they would for a disk.
 //!
-//! A copy of an image takes minutes, and its readers, and those who only look at a file, change nothing: they pass changes that wait for the thaw,
-//! while these have at most [`FROZEN_BYTES`] of data.
+//! A freeze may last for minutes. Requests that change nothing pass those that wait for the thaw, unless the source keeps [`FROZEN_BYTES`] of
+//! data for these.
 //!
 //! Invariants: a request that waits is in the list, in its order; while one waits for something else than a limit or a thaw nothing is taken
 //! from the source, so what the source can hold is what bounds the client.
@@ -35,8 +35,8 @@ use headworks_nbd::wire::CommandFlags;
 const TURN_REQUESTS: usize = 256;
 /// Bytes that a client moves in a turn beside others.
 const TURN_BYTES: usize = 1 << 20;
-/// Data of writes that wait for a thaw, after which nothing more is taken: they have blocks of the pool.
-const FROZEN_BYTES: u64 = 1 << 20;
+/// Data that the source keeps for writes that wait for a thaw, after which nothing more is taken: they are in blocks of the pool.
+const FROZEN_BYTES: usize = 1 << 20;
 /// A read of at least this length counts against the turn's share of large reads.
 const LARGE: usize = 32 << 10;
 
@@ -64,7 +64,8 @@ pub(super) fn receive<S: Source>(
 fn step<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> Option<WaitsFor> {
     let mut place = 0;
     while let Some(one) = client.intake.waiting().get(place) {
-        if one.limited().is_some() {
+        let is_frozen = shares.frozen && one.waits_for() == WaitsFor::Freeze;
+        if is_frozen || one.limited().is_some() {
             place += 1;
             continue;
         }
@@ -75,7 +76,7 @@ fn step<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> Opti
         }
         one.wait(what, shares.now);
         client.intake.waiting_mut().put_back(place, one);
-        if !lets_pass(client, what) {
+        if !lets_pass(what) {
             return Some(what);
         }
         place += 1;
@@ -83,19 +84,8 @@ fn step<S: Source>(client: &mut WholeClient<S>, shares: &mut Shares<'_>) -> Opti
     None
 }
 
-/// Whether requests pass one that waits for this.
-fn lets_pass<S>(client: &WholeClient<S>, what: WaitsFor) -> bool {
-    match what {
-        WaitsFor::Limit(_) => true,
-        WaitsFor::Freeze => {
-            let writes =
-                client.intake.waiting().all().filter(|one| {
-                    one.waits_for() == WaitsFor::Freeze && one.request.op() == Op::Write
-                });
-            writes.map(|one| u64::from(one.request.len)).sum::<u64>() < FROZEN_BYTES
-        }
-        _ => false,
-    }
+fn lets_pass(what: WaitsFor) -> bool {
+    matches!(what, WaitsFor::Limit(_) | WaitsFor::Freeze)
 }
 
 /// Submits again what waits, and what was taken from the source before; false if one must wait. Nothing more is taken.
@@ -124,6 +114,9 @@ fn take<S: Source>(
     let is_gated = shares.limits.is_some() || shares.frozen;
     let (mut taken, mut bytes) = (0, 0);
     while taken < TURN_REQUESTS && bytes < TURN_BYTES {
+        if shares.frozen && client.source.kept() >= FROZEN_BYTES {
+            return ReceiveOutcome::Waits(WaitsFor::Freeze);
+        }
         let room = window_room(client);
         if room == 0 {
             return ReceiveOutcome::Waits(WaitsFor::Window);
@@ -152,7 +145,7 @@ fn take<S: Source>(
         }
         one.wait(what, shares.now);
         client.intake.waiting_mut().push(one);
-        if !lets_pass(client, what) {
+        if !lets_pass(what) {
             return ReceiveOutcome::Waits(what);
         }
     }

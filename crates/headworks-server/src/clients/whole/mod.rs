@@ -61,6 +61,11 @@ pub trait Source {
     /// Whether requests were taken that `next` has not told.
     fn has_taken(&self) -> bool;
 
+    /// Bytes of data that it keeps for requests which were told and are not submitted.
+    fn kept(&self) -> usize {
+        0
+    }
+
     /// The block of the pool for a request's data; none if it needs none.
     ///
     /// # Errors

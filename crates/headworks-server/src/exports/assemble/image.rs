@@ -631,8 +631,8 @@ pub(super) fn filesystem_device(
 /// Whether the kernel refuses every write to a block device: one that may open any device opens it for writing nevertheless.
 fn is_read_only_disk(found: &Metadata) -> bool {
     let (major, minor) = (libc::major(found.rdev()), libc::minor(found.rdev()));
-    let answer = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
-    found.file_type().is_block_device() && answer.is_ok_and(|answer| answer.trim() == "1")
+    let answer = || std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    found.file_type().is_block_device() && answer().is_ok_and(|answer| answer.trim() == "1")
 }
 
 /// Notes that another process uses an inspected image.

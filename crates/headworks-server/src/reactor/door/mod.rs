@@ -12,7 +12,7 @@
 //!
 //!   waits for      woken by
 //!   Window, Pieces `send`: one of its replies was sent, or one of its pieces answered
-//!   Buffer, Room   `send`: it would be given one (`Memory::wake`)
+//!   Buffer, Room   `send`: it would be given one (`Memory::wake`); `waits`: a freeze, in which readers pass what changes the volume
 //!   Limit          `waits`: its limits agree, by a timer
 //!   Freeze         `waits`: thaw, or its time is over
 //!   Turn           the next turn: it stays hot

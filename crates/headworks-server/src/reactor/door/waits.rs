@@ -84,9 +84,10 @@ impl Door {
         }
     }
 
-    /// Freezes a volume whose home is this shard.
+    /// Freezes a volume whose home is this shard. Of requests that wait for room, those that change it wait for the thaw from now on.
     pub fn freeze_volume(
         &mut self,
+        parts: &mut ReactorParts,
         now: Instant,
         volume: VolumeId,
         limit_ns: u64,
@@ -95,6 +96,7 @@ impl Door {
             return Err("it is frozen already; `thaw` ends that");
         }
         info!("{} is frozen for at most {} s", self.exports.name_of(volume), seconds(limit_ns));
+        self.wake_volume(parts, volume, &[WaitsFor::Buffer, WaitsFor::Room]);
         Ok(())
     }
 
@@ -157,11 +159,15 @@ impl Door {
     /// something newer, through another connection.
     fn release_waiting(&mut self, parts: &mut ReactorParts, volume: VolumeId) {
         self.drop_left_clients(parts);
+        self.wake_volume(parts, volume, &[WaitsFor::Freeze]);
+    }
+
+    /// Lets the connections of a volume go on for which one of these has come.
+    fn wake_volume(&mut self, parts: &mut ReactorParts, volume: VolumeId, came: &[WaitsFor]) {
         for slot in parts.io.slots() {
             let Some((connection, _)) = parts.io.connection(slot) else { continue };
-            let is_of_volume = connection.binding().is_some_and(|it| it.volume == volume);
-            if is_of_volume {
-                self.wake(parts, slot, WaitsFor::Freeze);
+            if connection.binding().is_some_and(|it| it.volume == volume) {
+                came.iter().for_each(|what| _ = self.wake(parts, slot, *what));
             }
         }
     }

@@ -396,6 +396,8 @@ impl World {
             Event::Done { connection, sequence } => return self.done(connection, sequence),
             Event::Freeze => {
                 self.front.frozen = true;
+                let wake = |what| self.front.wake(&mut self.lines, self.front.troubled, what);
+                [WaitsFor::Buffer, WaitsFor::Room].map(wake);
                 self.plan(500 * MS, Event::Thaw);
             }
             Event::Thaw => {
@@ -634,7 +636,6 @@ mod tests {
     const OTHERS: &[u64] = &[101, 134, 157, 230, KEPT_FROM_LITTLE, PASSED_UNSEEN];
     /// The block of a first waiter whose export held much was kept from a client whose export held nothing, for 25 ms.
     const KEPT_FROM_LITTLE: u64 = 58_157_782_636_396;
-
     /// The export of the first waiter came to hold more than another, which could pass it then and was not woken.
     const PASSED_UNSEEN: u64 = 730_001_700;
 

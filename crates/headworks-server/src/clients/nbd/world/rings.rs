@@ -416,11 +416,6 @@ impl World {
                 continue;
             }
             let waits = ring.client.as_ref().map(|client| client.stopped_by());
-            let is_frozen = self.front.frozen && ring.export == self.front.troubled;
-            if is_frozen && matches!(waits, Some(WaitsFor::Buffer | WaitsFor::Room)) {
-                // Since the freeze others would pass what waited before it; they do when room comes.
-                continue;
-            }
             let parked = self.front.parked_ring(index);
             let received = self.front.receive_ring_only(now, lines, index);
             let is_still = !matches!(received, ReceiveOutcome::Worked | ReceiveOutcome::End(_));
