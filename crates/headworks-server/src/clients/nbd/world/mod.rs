@@ -397,7 +397,7 @@ impl World {
             Event::Freeze => {
                 self.front.frozen = true;
                 let wake = |what| self.front.wake(&mut self.lines, self.front.troubled, what);
-                [WaitsFor::Buffer, WaitsFor::Room].map(wake);
+                [WaitsFor::Buffer, WaitsFor::Room].into_iter().for_each(wake);
                 self.plan(500 * MS, Event::Thaw);
             }
             Event::Thaw => {
