@@ -5,7 +5,7 @@
 //! | bytes | each block by itself is one of the versions that it had in memory since its last sync: the last few writes that touched it are lost | same | same |
 //! | the length | follows the last byte that is kept; or is one that it had since its last sync, or the end of a block of a write, of the block in which it ended before, or of a hole: bytes before it that are lost read as zeros, kept ones behind it are cut; behind a truncation that is lost it stays | same; also one after a truncation that is lost | same as log-tree |
 //! | names (atomic, always) | one sequence: a prefix is kept | a prefix, and what was synced apart | each by itself |
-//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and may be missing behind it: at the edges of a hole, and behind an end once a write makes the file longer | same | each by itself |
+//! | truncate, punch | part of the sequence; the zeros of a page that they cut are bytes: they may be there before, and may be missing behind it: at the edges of a hole, and behind an end once a write makes the file longer | same; by itself where the file got a name since, and another file or directory was synced then | each by itself |
 //! | fsync of a file | its bytes; if its name or length, or a hole that took bytes of whole pages, is pending the sequence up to there | its bytes and names, those of the directories above, and of files whose names it took | its bytes, not its name |
 //! | fdatasync of a file | its bytes and length; the sequence only up to the last change of its length or blocks: that made it, made it longer, cut it, took bytes of whole pages | as fsync | as fsync |
 //! | fsync of a directory | the sequence up to its last change | its own changes, and the directories above; a file that was renamed into it may keep its old name, too | its own changes |
@@ -24,6 +24,9 @@
 //! link counts do not. A truncation that gives a length which the file has on the disk changes none: what had made it longer is not there
 //! yet (`i_disksize` follows the write-back). XFS commits what logged more than times (`ili_datasync_commit_seq`). Why a hole in a part of a page commits
 //! nothing: on XFS it is a write of zeros into the page cache, and logs times only, if they changed since their last tick.
+//!
+//! Why a truncation may be missing behind a rename: btrfs puts a new name into the log at once if the log has the file or the directory
+//! (`btrfs_log_new_name`), with the file as one that exists; the next sync of anything writes both, and the old length and bytes stay.
 //!
 //! `Pending` takes the steps of a record one by one. `axes` are the degrees of freedom of a cut: a state chooses a number on each, 0 for
 //! nothing lost, and every choice is legal.
@@ -136,7 +139,7 @@ pub struct Pending {
     block: u64,
     /// Changes of names, by step; with truncations and the like unless each of them is by itself.
     names: Vec<(usize, u8)>,
-    /// Truncations and punches that are by themselves.
+    /// Truncations and punches that are by themselves: with log-tree those whose file got a name that a sync may have made durable without them.
     singles: Vec<(usize, u8)>,
     /// Renames that are durable in the new directory, and not yet in the old one.
     old_names: Vec<(usize, u8)>,
@@ -298,7 +301,7 @@ impl Pending {
     #[must_use]
     pub fn first(&self) -> Option<usize> {
         let files = self.files.values().map(|file| file.first);
-        let names = self.names.first().into_iter().chain(self.singles.first());
+        let names = self.names.first().into_iter().chain(self.singles.iter().min());
         let names = names.chain(self.old_names.iter().min());
         names.map(|(index, _)| *index).chain(files).min()
     }
@@ -410,6 +413,7 @@ impl Pending {
                     *of != disk || record.changes[*index].action.node() != node
                 });
                 self.log(record, disk, node);
+                self.separate(record, disk);
             }
         }
     }
@@ -446,6 +450,7 @@ impl Pending {
                 self.old_names.extend(self.names.iter().filter(comes_in));
                 self.names.retain(|(index, of)| *of != disk || !inside(*index));
                 self.log(record, disk, node);
+                self.separate(record, disk);
             }
         }
     }
@@ -486,7 +491,28 @@ impl Pending {
                 nodes.extend(had.map(Action::node).filter(|had| *had != node && !is_new(*had)));
             }
             names.retain(|(index, of)| !own(*index, *of));
+            self.singles.retain(|(index, of)| !own(*index, *of));
             self.names = names;
+        }
+    }
+
+    /// The log was written: it may have the pending names of a file, and not what cut the file before it got them.
+    fn separate(&mut self, record: &Record, disk: u8) {
+        let names = std::mem::take(&mut self.names);
+        let named_since = |at: usize, cut: usize| {
+            let node = record.changes[cut].action.node();
+            names[at + 1..].iter().any(|(index, of)| {
+                let action = &record.changes[*index].action;
+                let is_new = matches!(action, Action::Rename { .. } | Action::Link { .. });
+                *of == disk && action.node() == node && is_new
+            })
+        };
+        for (at, (index, of)) in names.iter().enumerate() {
+            let is_cut = *of == disk && !record.changes[*index].action.is_name();
+            match is_cut && named_since(at, *index) {
+                true => self.singles.push((*index, *of)),
+                false => self.names.push((*index, *of)),
+            }
         }
     }
 }
