@@ -60,24 +60,14 @@ pub enum ReadAhead {
 impl ReadAhead {
     /// The measured best of this processor; of an unknown one, that of Intel's.
     fn of_this_processor() -> Self {
+        // Processors of AMD, or of its design, alone have SSE4a.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if is_amd() {
+        if std::arch::is_x86_feature_detected!("sse4a") {
             let vectors = std::arch::is_x86_feature_detected!("avx2");
             return if vectors { Self::BetweenLoads } else { Self::NextCopy };
         }
         Self::Pages
     }
-}
-
-/// Whether the processor is AMD's, or of its design.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-fn is_amd() -> bool {
-    let name = std::arch::x86_64::__cpuid(0);
-    let is = |text: &[u8; 12]| {
-        let words = [name.ebx, name.edx, name.ecx];
-        words.iter().flat_map(|word| word.to_le_bytes()).eq(text.iter().copied())
-    };
-    is(b"AuthenticAMD") || is(b"HygonGenuine")
 }
 
 /// Copies and zeroes memory that is larger than the processor's caches.
