@@ -6,8 +6,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
 use headworks_core::ConfigError;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, ServerConfig, ServerConnection,
+    SignatureScheme,
+};
 
 use super::files;
 use super::{Session, TlsError, TlsMode, TlsOptions, provider};
@@ -85,7 +91,8 @@ fn read(directory: &std::path::Path, verify_peer: bool) -> Result<ServerConfig, 
     let builder = if verify_peer {
         let roots = Arc::new(files::authorities(directory)?);
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
-        builder.with_client_cert_verifier(verifier.map_err(|error| error.to_string())?)
+        let verifier = verifier.map_err(|error| error.to_string())?;
+        builder.with_client_cert_verifier(Arc::new(ShortChains(verifier)))
     } else {
         builder.with_no_client_auth()
     };
@@ -96,4 +103,55 @@ fn read(directory: &std::path::Path, verify_peer: bool) -> Result<ServerConfig, 
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(config)
+}
+
+/// Most intermediate certificates of a client. Each may have a signature that is checked before the client has proved anything, and the
+/// library tries a hundred: 30 ms of the thread for each attempt.
+const INTERMEDIATES_MAX: usize = 6;
+
+/// Verifies clients' certificates as rustls does, but refuses long chains before anything of them is checked.
+#[derive(Debug)]
+struct ShortChains(Arc<dyn ClientCertVerifier>);
+
+impl ClientCertVerifier for ShortChains {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if intermediates.len() > INTERMEDIATES_MAX {
+            return Err(Error::General(format!(
+                "the client sent {} intermediate certificates, more than {INTERMEDIATES_MAX}",
+                intermediates.len()
+            )));
+        }
+        self.0.verify_client_cert(end_entity, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }

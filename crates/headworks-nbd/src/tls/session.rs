@@ -321,4 +321,27 @@ mod tests {
             }
         }
     }
+
+    /// Each of a client's intermediate certificates may cost the check of a signature, before the client has proved anything.
+    #[test]
+    fn long_chain_of_client_is_refused_before_it_is_checked() {
+        let certificates = Certificates::new("chain");
+        let own = certificates.directory().join("client-cert.pem");
+        let (first, other) = (
+            std::fs::read_to_string(&own).unwrap(),
+            std::fs::read_to_string(certificates.directory().join("ca-cert.pem")).unwrap(),
+        );
+        for (intermediates, complaint) in
+            [(6, None), (7, Some("7 intermediate certificates")), (90, Some("90 intermediate"))]
+        {
+            std::fs::write(&own, first.clone() + &other.repeat(intermediates)).unwrap();
+            let mut server = certificates.offer(TlsMode::On, true).session().unwrap();
+            let said = shake(&mut certificates.client(), &mut server).err();
+            let said = said.map(|error| error.to_string());
+            match complaint {
+                None => assert_eq!(said, None),
+                Some(part) => assert!(said.as_ref().unwrap().contains(part), "{said:?}"),
+            }
+        }
+    }
 }

@@ -458,9 +458,9 @@ fn first_writes_of_many_clients_are_received_in_several_turns() {
 }
 
 #[test]
-fn one_tls_signature_per_turn() {
+fn one_step_of_a_tls_handshake_per_turn() {
     let certificates = Certificates::new("crowd");
-    let mut harness = Harness::new(Some(certificates.offer(TlsMode::On, false)));
+    let mut harness = Harness::new(Some(certificates.offer(TlsMode::On, true)));
     let mut busy = Client::new(&mut harness, None);
     let mut crowd: Vec<Client> = (0..CROWD).map(|_| Client::greeted(&mut harness)).collect();
     crowd.iter_mut().for_each(|client| client.ask_for_keys(&mut harness, &certificates));
@@ -469,24 +469,72 @@ fn one_tls_signature_per_turn() {
     while busy.ask_again() == 0 {
         harness.round();
     }
+    // A signature of the server for each.
     crowd.iter_mut().for_each(|client| client.say(&[]));
-    let mut answered = 0;
+    one_by_one(&mut harness, &mut busy, |_| {
+        crowd.iter_mut().for_each(Client::take);
+        crowd.iter().zip(&before).filter(|(client, before)| client.heard > **before).count()
+    });
+    // Each client's certificate, which the server checks.
+    assert!(crowd.iter().all(|client| !client.is_agreeing()));
+    crowd.iter_mut().for_each(|client| client.say(&[]));
+    one_by_one(&mut harness, &mut busy, |harness| {
+        let clients = harness.reactor.parts.io.clients();
+        CROWD - clients.filter(|client| client.agrees_on_keys()).count()
+    });
+    crowd.iter_mut().for_each(|client| client.choose(&mut harness));
+}
+
+/// Runs turns until the whole crowd is `done`, at most one more in each, beside a busy client that has an answer in each.
+fn one_by_one(
+    harness: &mut Harness,
+    busy: &mut Client,
+    mut done: impl FnMut(&mut Harness) -> usize,
+) {
+    let mut last = 0;
     for round in 0.. {
         harness.round();
         assert!(busy.ask_again() > 0, "round {round}: the busy client has an answer in each");
-        crowd.iter_mut().for_each(Client::take);
-        let heard = crowd.iter().zip(&before).filter(|(client, before)| client.heard > **before);
-        let (now, last) = (heard.count(), answered);
-        assert!(now <= last + 1, "round {round}: {now} have keys after {last}");
-        assert!(round < CROWD + 2 * WINDOW as usize, "{now} have keys after {round} rounds");
-        answered = now;
-        if answered == CROWD {
-            break;
+        let now = done(harness);
+        assert!(now <= last + 1, "round {round}: {now} are done after {last}");
+        assert!(round < 2 * CROWD + 2 * WINDOW as usize, "{now} are done after {round} rounds");
+        last = now;
+        if now == CROWD {
+            return;
         }
     }
-    for client in &mut crowd {
-        client.until(&mut harness, |client| !client.is_agreeing());
-        client.choose(&mut harness);
+}
+
+/// The oldest of the handshakes gives its place up, of those of the address with most of them; a client in transmission never does.
+#[test]
+fn handshakes_keep_no_client_out() {
+    let mut harness = Harness::new(None);
+    let mut present = Client::new(&mut harness, None);
+    let come = |harness: &mut Harness, peer: &str| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let now = harness.reactor.parts.clock.now();
+        let Reactor { door, parts, listeners, .. } = &mut harness.reactor;
+        door.add_client(parts, now, (ours.into(), peer.into()), (0, listeners.get(0)));
+        harness.round();
+        theirs
+    };
+    let is_open = |mut socket: &UnixStream| {
+        let mut greeting = [0; 64];
+        socket.read(&mut greeting).map_or_else(|e| e.kind() == ErrorKind::WouldBlock, |n| n > 0)
+            && socket.read(&mut greeting).is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+    };
+    let other = come(&mut harness, "10.0.0.2:1");
+    let many: Vec<_> =
+        (1..100).map(|port| come(&mut harness, &format!("10.0.0.1:{port}"))).collect();
+    let open: Vec<bool> = many.iter().map(is_open).collect();
+    // 64 places, of which two are others'.
+    let (early, late) = open.split_at(many.len() - 62);
+    assert!(early.iter().all(|open| !open) && late.iter().all(|open| *open), "{open:?}");
+    assert!(is_open(&other), "its address has but one");
+    present.reads(DEPTH, SMALL);
+    while present.ask_again() == 0 {
+        harness.round();
     }
 }
 

@@ -162,6 +162,12 @@ impl ShardIo {
         self.places.len() - self.free.len()
     }
 
+    /// Whether a slot is free.
+    #[must_use]
+    pub fn has_place(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Takes a client in; returns it when all slots are taken.
     pub fn insert(&mut self, mut client: ShardClient) -> Result<u32, ShardClient> {
         let Some(slot) = self.free.pop() else {

@@ -30,6 +30,8 @@ mod room;
 mod send;
 mod waits;
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use headworks_core::limits::Limits;
@@ -41,6 +43,7 @@ use super::exports::ExportTable;
 use super::freezes::Freezes;
 use super::log_limiter::LogLimiter;
 use crate::clients::client::ShardClient;
+use crate::clients::connection_id::slot_of;
 use crate::clients::files::WRITE_MAX;
 use crate::clients::nbd::connection::{Connection, ConnectionEnd};
 use crate::exports::assemble::export_info::ServedExport;
@@ -64,6 +67,7 @@ const _: () = assert!(WRITE_MAX as usize + 4096 <= SCRATCH, "a write of a file c
 /// Bytes of large payloads after which the engine is entered; they take a quarter of a millisecond.
 const SKIPPED_PAYLOADS: usize = 1 << 20;
 const TOO_MANY: &str = "too many connections; closed";
+const GAVE_PLACE: &str = "too many connections; closed in its handshake for a new one";
 
 /// Whether a client has requests that wait.
 fn connection_waits(parts: &mut ReactorParts, slot: u32) -> bool {
@@ -306,6 +310,9 @@ impl Door {
                 connection.set_tls_acceptor(acceptor);
             }
         }
+        if !parts.io.has_place() {
+            self.give_place(parts);
+        }
         match parts.io.insert(ShardClient::Nbd(Box::new(connection))) {
             Ok(slot) => {
                 self.hot.reset(slot);
@@ -313,6 +320,27 @@ impl Door {
                 self.hot.heat(slot);
             }
             Err(client) => self.log_limited(&client, TOO_MANY),
+        }
+    }
+
+    /// All places are taken: ends the oldest handshake of the listener and address that have most of them, so that clients which
+    /// choose no export keep nobody else out.
+    fn give_place(&mut self, parts: &mut ReactorParts) {
+        let mut groups: BTreeMap<(u16, &str), (usize, Instant, u32)> = BTreeMap::new();
+        for client in parts.io.clients() {
+            let Some(number) = client.negotiates_through() else { continue };
+            let Some(until) = client.deadline() else { continue };
+            let host = client.peer().rsplit_once(':').map_or(client.peer(), |(host, _)| host);
+            let slot = slot_of(client.id());
+            let (count, oldest, at) = groups.entry((number, host)).or_insert((0, until, slot));
+            *count += 1;
+            if until < *oldest {
+                (*oldest, *at) = (until, slot);
+            }
+        }
+        let busiest = groups.into_values().max_by_key(|&(count, until, _)| (count, Reverse(until)));
+        if let Some((_, _, slot)) = busiest {
+            self.end(parts, slot, &ConnectionEnd::Fault(GAVE_PLACE.to_owned()));
         }
     }
 

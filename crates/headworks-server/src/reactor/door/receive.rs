@@ -52,8 +52,8 @@ struct Receive {
     slot: u32,
     what: Received,
     turn: TurnShare,
-    /// A signature was made in this turn: no other one is.
-    signed: bool,
+    /// A step of a TLS handshake was made in this turn: no other one is.
+    agreed: bool,
 }
 
 /// What all hot connections may have in a turn beside each other.
@@ -95,7 +95,7 @@ impl Door {
             return self.receive_returned(parts, now);
         }
         let mut room = parts.free_slots();
-        let (mut index, mut worked, mut signed) = (0, false, false);
+        let (mut index, mut worked, mut agreed) = (0, false, false);
         let (alone, mut deferred) = (self.hot.len() <= 1, None);
         if !alone {
             let budget = turn_bytes(self.hot.len());
@@ -115,10 +115,10 @@ impl Door {
                 continue;
             }
             let given = turn_share(left, room);
-            let mut one = Receive { now, slot, what: Received::Now, turn: given, signed };
+            let mut one = Receive { now, slot, what: Received::Now, turn: given, agreed };
             // A connection that was closed elsewhere may still be in the list.
             let received = self.receive_from(parts, &mut one);
-            (room, signed) = (one.turn.room, one.signed);
+            (room, agreed) = (one.turn.room, one.agreed);
             let had = TurnBytes {
                 received: one.turn.received,
                 payloads: given.large_payloads - one.turn.large_payloads,
@@ -190,7 +190,7 @@ impl Door {
         room: &mut u32,
     ) -> Option<ReceiveOutcome> {
         let (what, turn) = (Received::Before, turn_share(None, *room));
-        let mut one = Receive { now, slot, what, turn, signed: true };
+        let mut one = Receive { now, slot, what, turn, agreed: true };
         let received = self.receive_from(parts, &mut one);
         *room = one.turn.room;
         received
@@ -250,10 +250,9 @@ impl Door {
         let is_cached = || binding.is_some_and(|binding| shard.is_cached(binding.volume));
         let from_cache = may_lend && is_cached();
         let agrees = connection.agrees_on_keys();
-        if agrees && one.signed {
-            return Some(ReceiveOutcome::Worked);
+        if agrees && one.agreed {
+            return Some(ReceiveOutcome::Waits(WaitsFor::Turn));
         }
-        let had_answer = agrees && connection.has_outgoing();
         let is_full = self.hot.stashed() > pool.size() / STASH_PART;
         // Whole records of TLS, and whole requests of FUSE, have to fit.
         let most = if is_full && !connection.receives_whole() { STASH_LITTLE } else { SCRATCH };
@@ -279,9 +278,9 @@ impl Door {
         }
         let received = receive_some(connection, &mut shares);
         one.turn = shares.turn;
-        // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
-        // signature, so each one of a burst gets its turn.
-        one.signed |= agrees && !had_answer && connection.has_outgoing();
+        // One step a turn: a signature of ours and the check of a client's certificate cost as much as a thousand requests. The next
+        // connection that has to wait is the first of the next turn, so each one of a burst gets its turn.
+        one.agreed |= agrees && received != ReceiveOutcome::Idle;
         Some(received)
     }
 
