@@ -66,8 +66,11 @@ impl TlsAcceptor {
     /// Reads the files again for later connections.
     ///
     /// # Errors
-    /// A file is missing or invalid; the old configuration stays in use.
+    /// A file is missing or invalid, or clients would refuse the certificate because of its dates; the old configuration stays in use.
     pub fn reload(&self) -> Result<(), String> {
+        if let Some(why) = files::outside_validity(&self.directory) {
+            return Err(why);
+        }
         let config = Arc::new(read(&self.directory, self.verify_peer)?);
         *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = config;
         Ok(())

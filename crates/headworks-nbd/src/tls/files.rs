@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use headworks::house::safe_open::read_named;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Most bytes of a file.
 const BYTES_MAX: u64 = 1 << 20;
@@ -56,6 +57,21 @@ pub fn unusable_identity(directory: &Path, side: &str, error: &rustls::Error) ->
         "{side}-cert.pem and {side}-key.pem in {} do not work: {said}{advice}",
         directory.display()
     )
+}
+
+/// The sentence about a server's certificate that clients refuse now because of its dates; none if they take it, or it cannot be read.
+#[must_use]
+pub fn outside_validity(directory: &Path) -> Option<String> {
+    let path = directory.join("server-cert.pem");
+    let chain = certificates(&path).ok()?;
+    let (_, own) = X509Certificate::from_der(chain.first()?).ok()?;
+    let (validity, now) = (own.validity(), UnixTime::now().as_secs() as i64);
+    let what = match (validity.not_before, validity.not_after) {
+        (from, _) if now < from.timestamp() => format!("is not valid before {from}"),
+        (_, until) if now > until.timestamp() => format!("expired at {until}"),
+        _ => return None,
+    };
+    Some(format!("{} {what}: clients refuse it", path.display()))
 }
 
 /// Returns true when the directory has a certificate of the `side`.
@@ -139,5 +155,21 @@ mod tests {
         );
         std::fs::remove_file(authorities_path(directory)).unwrap();
         assert!(authorities(directory).err().unwrap().contains("ca-cert.pem: No such file"));
+    }
+
+    #[test]
+    fn certificate_is_named_outside_its_validity() {
+        let certificates = Certificates::new("dates");
+        let directory = certificates.directory();
+        assert_eq!(outside_validity(directory), None);
+        for (years, part) in
+            [((2001, 2002), "expired at Jan"), ((2901, 2902), "is not valid before")]
+        {
+            certificates.renew_server(years);
+            let said = outside_validity(directory).unwrap();
+            assert!(said.contains("server-cert.pem ") && said.contains(part), "{said}");
+        }
+        std::fs::write(directory.join("server-cert.pem"), "nothing").unwrap();
+        assert_eq!(outside_validity(directory), None);
     }
 }

@@ -31,6 +31,17 @@ impl Certificates {
         Self(directory)
     }
 
+    /// Replaces the server's certificate by one of its own, which is valid from one year to another.
+    pub fn renew_server(&self, (from, until): (i32, i32)) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(from, 1, 1);
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(self.0.join("server-cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(self.0.join("server-key.pem"), key.serialize_pem()).unwrap();
+    }
+
     /// Returns the directory of the files.
     pub fn directory(&self) -> &Path {
         &self.0

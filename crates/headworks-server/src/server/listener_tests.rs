@@ -254,6 +254,9 @@ fn listener_whose_certificates_cannot_be_read_offers_only_what_it_did() {
     let rows = call(&server, "listeners", json!({})).unwrap();
     assert_eq!((&rows[0]["tls"], &rows[0]["exports"]), (&json!("require"), &json!(["secret"])));
     assert_eq!(server.reloader().certificates(), Ok(true));
+    certificates.renew_server((2001, 2002));
+    let refused = server.reloader().certificates().unwrap_err();
+    assert!(refused.contains("server-cert.pem expired at "), "no client would take it: {refused}");
     end(server);
 }
 

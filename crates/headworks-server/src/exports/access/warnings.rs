@@ -1,5 +1,8 @@
 //! Warnings about access that is probably not what a configuration means.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use super::{AccessSpec, ListenerSpec};
 use crate::exports::assemble::shown_name;
 use crate::listen::Address;
@@ -7,7 +10,7 @@ use crate::options::ServerOptions;
 use crate::spec::did_you_mean::nearest_name;
 use crate::spec::name_pattern::fits_any;
 use crate::spec::tenant::{TenantName, no_tenant};
-use headworks_nbd::tls::TlsOptions;
+use headworks_nbd::tls::{TlsMode, TlsOptions, files};
 
 /// Most names in one warning.
 const NAMES_MAX: usize = 8;
@@ -33,7 +36,7 @@ fn right_names(idle: &[&str], exports: &[(&str, Option<TenantName>)]) -> String 
     }
 }
 
-/// Warnings about listeners that offer nothing, and about certificates that no listener asks for. `exports` are all exports with their
+/// Warnings about listeners that offer nothing, about certificates that no listener asks for, and about those that clients refuse. `exports` are all exports with their
 /// tenants, absent ones included.
 #[must_use]
 pub fn access_warnings(
@@ -69,7 +72,18 @@ pub fn access_warnings(
         }
     }
     warnings.extend(unasked_certificates(options, access, exports));
+    warnings.extend(refused_certificates(options));
     warnings
+}
+
+/// Warnings about certificates that clients refuse because of their dates, a directory each.
+fn refused_certificates(options: &ServerOptions) -> Vec<String> {
+    let sections = options.access.listeners.iter().map(|spec| &spec.tls);
+    let all = std::iter::once(&options.tls).chain(sections);
+    let used =
+        all.filter(|tls| tls.mode != TlsMode::Off).filter_map(|tls| tls.certificates.as_ref());
+    let directories: BTreeSet<&PathBuf> = used.collect();
+    directories.into_iter().filter_map(|directory| files::outside_validity(directory)).collect()
 }
 
 /// A warning about TCP listeners that offer exports with lists of certificates to clients without any.
@@ -100,7 +114,7 @@ fn unasked_certificates(
 mod tests {
     use super::*;
     use crate::exports::assemble::{ExportSource, TenantSpec};
-    use headworks_nbd::tls::TlsMode;
+    use headworks_nbd::tls::testing::Certificates;
 
     fn warned(spec: ListenerSpec, certificates: &[&str]) -> String {
         let acme = TenantSpec::parse("acme", ExportSource::File).unwrap();
@@ -149,5 +163,24 @@ mod tests {
         assert_eq!(warned(other, &["host"]), "", "it offers none that needs one");
         let unix = Address::Unix { path: "/s".into(), mode: 0o600 };
         assert_eq!(warned(ListenerSpec::open(unix), &["host"]), "");
+    }
+
+    #[test]
+    fn expired_certificate_is_named_once() {
+        let certificates = Certificates::new("warnings");
+        certificates.renew_server((2001, 2002));
+        let tls = |mode| TlsOptions {
+            mode,
+            certificates: Some(certificates.directory().into()),
+            verify_peer: false,
+        };
+        let tcp = ListenerSpec::open(Address::Tcp("127.0.0.1:0".parse().unwrap()));
+        let listener = ListenerSpec { tls: tls(TlsMode::Require), ..tcp };
+        let access = AccessSpec { listeners: vec![listener], ..AccessSpec::default() };
+        let options = |mode| ServerOptions { tls: tls(mode), ..ServerOptions::default() };
+        let both = ServerOptions { access, ..options(TlsMode::On) };
+        let said = access_warnings(&both, &[("a", None)]);
+        assert!(said.len() == 1 && said[0].contains("server-cert.pem expired at "), "{said:?}");
+        assert_eq!(access_warnings(&options(TlsMode::Off), &[]), Vec::<String>::new());
     }
 }
