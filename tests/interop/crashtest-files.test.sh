@@ -179,6 +179,19 @@ killed() {
 }
 check "a kill -9 leaves no mount" killed
 
+# Ctrl-C ends it as an error does: without mounts, processes and directories. Ignored signals stay ignored.
+interrupted() { # SIGNAL
+    "$HEADWORKS" crashtest --run 'echo a >$dir/a; echo ok; exec sleep 99' --check true >/dev/null 2>"$DIR/err" &
+    local test=$!
+    wait_until 10 pgrep -x -P "$test" sleep || return 1
+    kill -"$1" "$test"
+    wait "$test"
+    [ $? -eq "$2" ] && grep -q '^headworks: error: interrupted by signal' "$DIR/err" && [ ! -e "$DIR/headworks-crashtest.$test" ] &&
+        ! grep -q "headworks-crashtest.$test" /proc/self/mountinfo && [ ! -e "/dev/shm/headworks-crashtest.$test" ]
+}
+check "SIGTERM leaves nothing" interrupted TERM 143
+check "a hang-up leaves nothing" interrupted HUP 129
+
 # Without rights: by fusermount3, or in a user namespace, with a /dev/fuse that is open to everyone as udev makes it.
 unprivileged() { # PATH of programs
     local home status

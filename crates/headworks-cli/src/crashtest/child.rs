@@ -1,11 +1,74 @@
 //! Programs of a test: each is the leader of a process group, has a time limit, and ends with what it started.
+//!
+//! Rule: a signal that ends the test ends the wait for its programs with an error, so that the test ends as with any other error and leaves
+//! no mount and no directory. A second signal ends the process at once.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, ExitStatus};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Waits for the end of a process; none after the time limit, and then its group is killed.
+/// The signal that ends the test; 0 before.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// Descriptor to which its handler writes.
+static NOTIFIED: AtomicI32 = AtomicI32::new(-1);
+/// Becomes readable with that signal, and stays so.
+static HEARD: OnceLock<UnixStream> = OnceLock::new();
+
+/// Lets SIGINT, SIGTERM, SIGHUP and SIGQUIT end the waits for programs, unless they are ignored.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn heed_signals() -> io::Result<()> {
+    extern "C" fn note(signal: libc::c_int) {
+        // Relaxed: the byte wakes those that read it.
+        let _ = SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+        // SAFETY: write is async-signal-safe; errno is that of the interrupted call again.
+        unsafe {
+            let errno = *libc::__errno_location();
+            libc::write(NOTIFIED.load(Ordering::Relaxed), [0_u8].as_ptr().cast(), 1);
+            *libc::__errno_location() = errno;
+        }
+    }
+    let (heard, notified) = UnixStream::pair()?;
+    if HEARD.set(heard).is_err() {
+        return Ok(());
+    }
+    NOTIFIED.store(notified.into_raw_fd(), Ordering::Relaxed);
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: all zeros are an action with an empty mask; the handler does what a handler may.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let mut before: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = note as *const () as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+            libc::sigaction(signal, &raw const action, &raw mut before);
+            if before.sa_sigaction == libc::SIG_IGN {
+                libc::sigaction(signal, &raw const before, std::ptr::null_mut());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The signal that ended the test, if one did.
+pub fn ended_by() -> Option<i32> {
+    Some(SIGNAL.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+}
+
+/// Ends this process by a signal, as it would have ended it without a handler.
+pub fn end_by(signal: i32) {
+    // SAFETY: no preconditions; the default is the end of the process.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+/// Waits for the end of a process; none after the time limit, and then its group is killed, as it is with an error after a signal.
 pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let process = opened(child)?;
@@ -14,16 +77,21 @@ pub fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>
             return Ok(Some(status));
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let signal = ended_by();
+        if left.is_zero() || signal.is_some() {
             kill_group(child);
             child.wait()?;
-            return Ok(None);
+            let error = |signal| Err(io::Error::other(format!("interrupted by signal {signal}")));
+            return signal.map_or(Ok(None), error);
         }
-        let mut poll = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let readable = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // A negative descriptor is left out.
+        let heard = HEARD.get().map_or(-1, AsRawFd::as_raw_fd);
+        let mut poll = [process.as_raw_fd(), heard].map(readable);
         // Rounded up, so that the last turn does not spin.
         let milliseconds = left.as_millis().saturating_add(1).min(60_000) as i32;
-        // SAFETY: one descriptor that is open during the call.
-        unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+        // SAFETY: descriptors that are open during the call.
+        unsafe { libc::poll(poll.as_mut_ptr(), 2, milliseconds) };
     }
 }
 

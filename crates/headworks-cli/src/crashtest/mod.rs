@@ -20,8 +20,15 @@ const BROKEN: u8 = 1;
 pub fn run(options: &CrashtestArgs) -> ExitCode {
     let tested = match options.misplaced() {
         Some(wrong) => Err(wrong),
-        None => files::test(options),
+        None => match child::heed_signals() {
+            Ok(()) => files::test(options),
+            Err(error) => Err(format!("signals cannot be caught: {error}")),
+        },
     };
+    if let Some(signal) = child::ended_by().filter(|_| tested.is_err()) {
+        crate::complain(format_args!("interrupted by signal {signal}"));
+        child::end_by(signal);
+    }
     match tested {
         Ok(false) => ExitCode::SUCCESS,
         Ok(true) => ExitCode::from(BROKEN),
