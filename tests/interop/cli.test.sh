@@ -69,6 +69,14 @@ unheard() { # STATUS ARGUMENTS...: it ends with that also if its error cannot be
 }
 check "no command, and nobody to hear of it" unheard 2
 check "an unknown option, likewise" unheard 2 serve --frobnicate
+# An answer that is not all there is no answer.
+cut_off() { # ARGUMENTS...
+    "$HEADWORKS" "$@" >/dev/full 2>"$DIR/err"
+    [ $? -eq 1 ] && grep -q '^headworks: error: cannot write to standard output: No space left' "$DIR/err"
+}
+check "a list on a full disk fails" cut_off disks
+check "a completion script on a full disk fails" cut_off completions bash
+check "a reader that leaves is no failure" bash -c 'set -o pipefail; "$1" disks | head -n 1' - "$HEADWORKS"
 check "an unknown experiment" names nothing-of-this-name lab run nothing-of-this-name
 check "an option of the lab that is none" names --frobnicate lab run smoke --frobnicate
 mkdir "$DIR/alone" && cp "$HEADWORKS" "$DIR/alone/headworks"

@@ -111,6 +111,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return explain_line(&error),
     };
+    let serves = matches!(cli.command, Command::Serve(_));
     let code = match cli.command {
         Command::Serve(_) => serve::run(),
         Command::Check(options) => serve::check::run(&options),
@@ -132,7 +133,14 @@ fn main() -> ExitCode {
             "headworks: a Ceph cluster does not answer, so the lock of an image may stay for half a minute"
         );
     }
-    code
+    // A server has served, whatever became of its announcement.
+    match shown::output_error().filter(|_| !serves) {
+        Some(error) => {
+            complain(format_args!("cannot write to standard output: {error}"));
+            ExitCode::FAILURE
+        }
+        None => code,
+    }
 }
 
 /// Calls a function with the names of the commands of `ctl`.

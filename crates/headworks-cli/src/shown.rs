@@ -8,15 +8,35 @@
 //! [`print()`], [`print_error`] and the macros here, which do not fail. The standard library's macros end the process.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{Error, ErrorKind, Write};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use headworks_core::escape_controls;
 use serde_json::Value;
 
+/// The first error of standard output.
+static FAILED: Mutex<Option<Error>> = Mutex::new(None);
+
+/// Notes an error of standard output; returns whether there was none.
+pub fn note(outcome: Result<(), Error>) -> bool {
+    let is_written = outcome.is_ok();
+    // Without a reader nothing is missed; a full disk has a part of what was asked for.
+    if let Some(error) = outcome.err().filter(|error| error.kind() != ErrorKind::BrokenPipe) {
+        FAILED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+    is_written
+}
+
 /// Prints text to standard output, if it has a reader.
 pub fn print(text: impl Display) {
-    let _ = write!(std::io::stdout(), "{text}");
+    note(write!(std::io::stdout(), "{text}"));
+}
+
+/// The first error of standard output, with all that was printed written.
+pub fn output_error() -> Option<Error> {
+    note(std::io::stdout().flush());
+    FAILED.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Prints text to standard error, if it has a reader.

@@ -3,7 +3,6 @@
 //! Behind `headworks ctl` the scripts of bash and fish also offer names that the running server has: they ask `ctl_names`, and go on as
 //! generated when it says nothing. They start the program of the search path, never one that only stands on the line.
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Args, Command, ValueEnum};
@@ -58,7 +57,7 @@ complete -c headworks -n "__fish_seen_subcommand_from ctl" -a "(command headwork
 /// Prints the script and returns the exit code.
 pub fn run(options: &CompletionsArgs, command: Command) -> ExitCode {
     // Standard output may be closed.
-    let _ = std::io::stdout().write_all(&script(options.shell, command));
+    crate::shown::print(String::from_utf8_lossy(&script(options.shell, command)));
     ExitCode::SUCCESS
 }
 

@@ -34,7 +34,7 @@ impl<W: Write> Printer<W> {
     }
 
     fn write(&mut self, text: impl Display) {
-        self.unheard |= self.out.write_all(text.to_string().as_bytes()).is_err();
+        self.unheard |= !crate::shown::note(self.out.write_all(text.to_string().as_bytes()));
     }
 
     /// Adds the next extent.
@@ -61,7 +61,7 @@ impl<W: Write> Printer<W> {
             (false, false) => {}
         }
         // A closed output ends the map.
-        let _ = self.out.flush();
+        crate::shown::note(self.out.flush());
     }
 
     fn print_run(&mut self) {

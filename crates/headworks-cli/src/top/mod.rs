@@ -114,7 +114,7 @@ fn lines(
             false if options.wide => with_worst(table(&rows), &new),
             false => with_worst(overview::table(&overview::overviews(&old, &new)), &new),
         };
-        if std::io::stdout().write_all(text.as_bytes()).is_err() {
+        if !crate::shown::note(std::io::stdout().write_all(text.as_bytes())) {
             // The reader is gone.
             return Ok(());
         }
