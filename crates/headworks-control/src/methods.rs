@@ -282,7 +282,10 @@ methods! {
     } -> answers::Discarded;
 
     /// Compares the running server with its configuration files.
-    "diff" Diff {} -> answers::Diff;
+    "diff" Diff {
+        /// with true the text is written to a file that is read with the configuration: what is taken back later is then a difference, too
+        save: bool,
+    } -> answers::Diff;
 
     /// Loads the configuration and the certificates again.
     "reload" Reload {} -> answers::Reloaded;

@@ -63,7 +63,8 @@ impl Param for bool {
     }
 
     fn write(&self) -> Option<Value> {
-        Some((*self).into())
+        // Left out if it is false: a server that does not know it yet takes the rest.
+        self.then(|| true.into())
     }
 }
 

@@ -285,7 +285,8 @@ fn request(command: &CtlCommand) -> Result<(Method, Params), String> {
         CtlCommand::Diskstats => sent(&methods::Diskstats {}),
         CtlCommand::Export(command) => command.request(),
         CtlCommand::Tenant(command) => command.request(),
-        CtlCommand::Diff | CtlCommand::Save { .. } => sent(&methods::Diff {}),
+        CtlCommand::Diff => sent(&methods::Diff::default()),
+        CtlCommand::Save { print } => sent(&methods::Diff { save: !print }),
         CtlCommand::Latency { export } => sent(&methods::Histograms { export: export.clone() }),
         CtlCommand::Why { export, op, since } => sent(&methods::Why {
             export: export.clone(),

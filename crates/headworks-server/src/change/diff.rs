@@ -37,8 +37,8 @@ use crate::spec::ExportOption;
 use crate::spec::limit_words::{LIMIT_KEYS, limit_word, limit_words};
 use crate::spec::option_table::OptionTable;
 use crate::spec::tenant::{NONE, TenantName};
-use headworks_control::RpcFault;
 use headworks_control::answers::{self, Difference};
+use headworks_control::{RpcFault, methods};
 use headworks_core::limits::LimitTarget;
 
 /// Differences that are found, and the drop-in that says them.
@@ -72,18 +72,22 @@ impl DropInReader {
 }
 
 /// A queue of a running device.
-struct RunningQueue {
-    path: String,
+pub(super) struct RunningQueue {
+    pub path: String,
     /// Name of the device in the configuration.
-    name: Option<String>,
-    options: QueueOptions,
+    pub name: Option<String>,
+    pub options: QueueOptions,
     /// Options that the device began with.
     initial: QueueOptions,
 }
 
 /// Answers the method `diff`: changes, a drop-in, and what no file can say.
-pub fn diff(live: &LiveChanges) -> Result<answers::Diff, RpcFault> {
+pub fn diff(live: &LiveChanges, asked: &methods::Diff) -> Result<answers::Diff, RpcFault> {
     let mut found = differences(live, DropInReader::LaterStart)?;
+    if asked.save {
+        let mut saved = lock(&live.saved);
+        *saved = std::mem::take(&mut *saved).merged(found.file.clone());
+    }
     diff_after_restart(live, &mut found);
     Ok(answers::Diff {
         config: live.config.as_ref().map(|path| path.to_string_lossy().into_owned()),
@@ -114,8 +118,10 @@ pub(super) fn differences(
     super::live_listeners::differences(live, &mut found);
     diff_exports(live, reader, &mut found);
     diff_limits(live, &mut found);
-    diff_queues(live, &mut found)?;
+    let queues = running_queues(live)?;
+    diff_queues(live, &queues, &mut found);
     diff_dirty(live, &mut found);
+    super::saved::differences(live, &queues, &mut found);
     Ok(found)
 }
 
@@ -129,7 +135,7 @@ fn diff_exports(live: &LiveChanges, reader: DropInReader, found: &mut Difference
     };
     for export in exports.values() {
         if matches!(export.state, ExportState::Serving) {
-            diff_export(reader, export, found);
+            diff_export(live, reader, export, found);
         }
     }
     for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
@@ -150,13 +156,19 @@ fn diff_limits(live: &LiveChanges, found: &mut Differences) {
         }
     }
     if configured != now {
-        let words = limit_words(&now).map(|(key, word)| format!("{key}={word}")).collect();
-        let (name, value) = ("limit".to_owned(), ConfigValue::List(words));
-        found.file.server.push(Setting { name, value, origin: Origin::Control });
+        found.file.server.push(server_limits(live));
     }
 }
 
-fn diff_queues(live: &LiveChanges, found: &mut Differences) -> Result<(), RpcFault> {
+/// Limits of the whole server as a file says them.
+pub(super) fn server_limits(live: &LiveChanges) -> Setting {
+    let now = live.settings.limits(LimitTarget::Server);
+    let words = limit_words(&now).map(|(key, word)| format!("{key}={word}")).collect();
+    let (name, value) = ("limit".to_owned(), ConfigValue::List(words));
+    Setting { name, value, origin: Origin::Control }
+}
+
+fn running_queues(live: &LiveChanges) -> Result<Vec<RunningQueue>, RpcFault> {
     let tree = live.tree.current();
     let mut queues = Vec::new();
     for node in &tree.devices {
@@ -166,13 +178,17 @@ fn diff_queues(live: &LiveChanges, found: &mut Differences) -> Result<(), RpcFau
         let (path, name) = (device_name(node.id), entry.name.clone());
         queues.push(RunningQueue { path, name, options, initial: entry.config.queue });
     }
+    Ok(queues)
+}
+
+fn diff_queues(live: &LiveChanges, queues: &[RunningQueue], found: &mut Differences) {
     let configured = lock(&live.tunables).clone();
     let said = |queue: &RunningQueue, tunable| configured.value(queue.name.as_deref(), tunable);
     let usual = QueueOptions::default();
     // By device; none is that of all devices without a name.
     let mut saved: BTreeMap<Option<&str>, Vec<(Tunable, u64)>> = BTreeMap::new();
     for tunable in Tunable::ALL.into_iter().filter(|tunable| tunable.is_live()) {
-        for queue in &queues {
+        for queue in queues {
             let (old, now) = (said(queue, tunable), tunable.get(&queue.options));
             // The queue of a process that replaces another one begins with what `ctl` had set there.
             let is_own = live.started.value(queue.name.as_deref(), tunable).is_none();
@@ -228,7 +244,6 @@ fn diff_queues(live: &LiveChanges, found: &mut Differences) -> Result<(), RpcFau
             }),
         }
     }
-    Ok(())
 }
 
 fn diff_dirty(live: &LiveChanges, found: &mut Differences) {
@@ -251,7 +266,7 @@ fn diff_dirty(live: &LiveChanges, found: &mut Differences) {
 }
 
 /// Adds an export to what `diff` finds, if an option of it differs or `ctl` has added it.
-fn diff_export(reader: DropInReader, export: &Export, found: &mut Differences) {
+fn diff_export(live: &LiveChanges, reader: DropInReader, export: &Export, found: &mut Differences) {
     let (spec, now) = (&export.spec, &export.now.options);
     let (name, share) = (shown_name(&spec.name), &spec.share);
     let is_added = spec.source == ExportSource::Control;
@@ -267,21 +282,27 @@ fn diff_export(reader: DropInReader, export: &Export, found: &mut Differences) {
     if found.changes.len() == before {
         return;
     }
-    // A list of a tenant may name the export, so that it has none is said, too.
-    let none = share.tenant.and_then(|_| TenantName::parse(NONE).ok());
-    let mut said = *share;
-    ExportOption::ALL
-        .iter()
-        .filter(|option| option.is_live())
-        .for_each(|option| option.copy(&mut said, now));
-    said.tenant = said.tenant.or(none);
-    let section = ExportSection::of(spec, &said, &Origin::Control);
-    match section.filter(|_| reader.takes(spec.source)) {
+    match section_now(live, export).filter(|_| reader.takes(spec.source)) {
         Some(section) => found.file.exports.push(section),
         None => found.unsaved.push(format!(
             "export {name} is on the command line, which wins over a file; change it there"
         )),
     }
+}
+
+/// The section of an export as it runs.
+pub(super) fn section_now(live: &LiveChanges, export: &Export) -> Option<ExportSection> {
+    let (spec, now) = (&export.spec, &export.now.options);
+    let mut said = spec.share;
+    ExportOption::ALL
+        .iter()
+        .filter(|option| option.is_live())
+        .for_each(|option| option.copy(&mut said, now));
+    // The list of a tenant may name the export, so that it has none is said, too.
+    if live.settings.tenants().iter().next().is_some() {
+        said.tenant = said.tenant.or(TenantName::parse(NONE).ok());
+    }
+    ExportSection::of(spec, &said, &Origin::Control)
 }
 
 /// Adds what exports will have after a restart alone, because a reload refused to change it: the configuration has it already, so there is

@@ -43,6 +43,7 @@ pub(crate) mod removal;
 pub(crate) mod remove;
 pub(crate) mod resize;
 pub(crate) mod retune;
+mod saved;
 pub(crate) mod snapshot;
 pub(crate) mod tenants;
 
@@ -111,6 +112,8 @@ pub struct LiveChanges {
     config: Option<PathBuf>,
     /// What was changed in the server that this one has replaced, and saved nowhere.
     inherited: ConfigFile,
+    /// What `ctl save` has written since the configuration was loaded.
+    saved: Mutex<ConfigFile>,
     /// Exports that were given up, until their devices answer.
     abandoned: AbandonedExports,
     /// The sockets on which clients connect.
@@ -148,6 +151,7 @@ impl LiveChanges {
             configured_tenants: Mutex::default(),
             config: None,
             inherited: ConfigFile::default(),
+            saved: Mutex::default(),
             abandoned: AbandonedExports::default(),
             listeners: Arc::default(),
             client_limits: ServerOptions::default().connection_limits(),

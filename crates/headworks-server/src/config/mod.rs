@@ -51,8 +51,8 @@ pub(crate) use read::{Reader, entries};
 pub use read::{Setting, Value, unknown};
 pub use tenant::TenantSection;
 pub use tunables::{
-    DirtySettings, QueueSettings, Tuned, dirty_options, is_probed, is_settable, parse_dirty,
-    tune_dirty, tune_queue,
+    DirtySettings, QueueSettings, Tuned, dirty_options, is_probed, is_settable, other_way,
+    parse_dirty, tune_dirty, tune_queue,
 };
 
 /// Longest text of a configuration in bytes.

@@ -54,7 +54,7 @@ pub fn tune_dirty(settings: &mut DirtySettings, new: Tuned<DirtyTunable>) {
 }
 
 /// The tunable for the same limit in the other unit.
-fn other_way(tunable: DirtyTunable) -> Option<DirtyTunable> {
+pub fn other_way(tunable: DirtyTunable) -> Option<DirtyTunable> {
     use DirtyTunable as T;
     match tunable {
         T::Ratio => Some(T::Bytes),

@@ -322,7 +322,9 @@ impl ControlService {
             Method::DiscardFailed => carry_out(params, |asked: methods::DiscardFailed| {
                 queries.discard_failed(&asked.export, asked.confirm)
             }),
-            Method::Diff => carry_out(params, |_: methods::Diff| change::diff::diff(changes)),
+            Method::Diff => {
+                carry_out(params, |asked: methods::Diff| change::diff::diff(changes, &asked))
+            }
             Method::Reload => carry_out(params, |_: methods::Reload| self.reload()),
             // It is carried out by the client's thread, which holds the guard.
             Method::Upgrade => self.upgrade(params).0,

@@ -6,11 +6,12 @@ use std::sync::mpsc::{channel, sync_channel};
 use headworks_core::limits::Limits;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{ShardId, Tunable, VolumeId, WriteMode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::change;
 use crate::change::configured::{ConfiguredTunables, LoadedConfiguration};
 use crate::change::{ReloadReport, RetuneReport, TenantReport};
+use crate::config::{ConfigFile, ExportSection};
 use crate::exports::assemble::image::{OpenedImage, Opening};
 use crate::exports::assemble::{Assembly, ExportSource, ExportSpec, NamedDevice, TenantSpec};
 use crate::options::MissingImage;
@@ -182,6 +183,99 @@ fn reload_after_upgrade_leaves_alone_what_ctl_had_changed() {
         [json!(51), json!("9ms")]
     );
     assert_eq!(value("exports/a/tenant"), "acme");
+    end(server);
+}
+
+#[test]
+fn what_was_saved_and_taken_back_is_a_difference() {
+    let specs = [spec("a1=null:size=1M"), spec("b=null:size=1M")];
+    let options = ServerOptions {
+        tenants: vec![TenantSpec::parse("acme,weight=70", ExportSource::File).unwrap()],
+        cache: 8 << 20,
+        ..options(1)
+    };
+    let server = Server::start(Assembly::new(&specs).unwrap(), &options, || ()).unwrap();
+    let set = |values: Value| {
+        let pair = |(path, value): (&String, &Value)| json!({ "path": path, "value": value });
+        let values: Vec<Value> = values.as_object().unwrap().iter().map(pair).collect();
+        call(&server, "set", json!({ "values": values })).unwrap()
+    };
+    let add = |method: &str, key: &str, words: &str| {
+        call(&server, method, json!({ key: words })).unwrap()
+    };
+    let diff = |save: bool| call(&server, "diff", json!({ "save": save })).unwrap();
+    add("add", "spec", "x=null:size=1M,tenant=acme");
+    set(
+        json!({ "exports/b/weight": 300, "exports/a1/tenant": "acme", "tenants/acme/weight": 50, "tenants/acme/bps-read": "1M",
+        "server/iops-read": 9000, "hw0/queue/nr_requests": 50, "hw1/queue/nr_requests": 50, "hw2/queue/nr_requests": 50, "vm/dirty_expire_centisecs": 100, "vm/dirty_bytes": "4M" }),
+    );
+    add("add-tenant", "tenant", "later");
+    let saved = diff(true)["text"].as_str().unwrap().to_owned();
+    assert_eq!(diff(true)["text"], saved.as_str(), "nothing was taken back");
+    set(
+        json!({ "exports/b/weight": 100, "exports/a1/tenant": "none", "tenants/acme/weight": 70, "tenants/acme/bps-read": "none",
+        "server/iops-read": "none", "hw0/queue/nr_requests": 256, "hw1/queue/nr_requests": 256, "vm/dirty_expire_centisecs": 3000, "vm/dirty_ratio": 20 }),
+    );
+    add("remove", "export", "x");
+    add("remove-tenant", "tenant", "later");
+    let now = diff(false);
+    let found: Vec<_> = now["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["path"].as_str().unwrap())
+        .collect();
+    for path in [
+        "exports/a1",
+        "exports/b",
+        "exports/x",
+        "tenants/acme/weight",
+        "tenants/acme/bps-read",
+        "tenants/later",
+        "server/limit",
+        "hw0/queue/nr_requests",
+        "vm/dirty_expire_centisecs",
+        "vm/dirty_bytes",
+    ] {
+        assert!(found.contains(&path), "{path} of {now:#}");
+    }
+    // What the next start reads: the file of both saves, and a process that replaces this one: its own changes over that.
+    let read = |text: &str| ConfigFile::parse("f", text).unwrap();
+    let successor = crate::change::diff::for_successor(server.service.changes()).unwrap();
+    for text in [diff(true)["text"].as_str().unwrap(), &successor] {
+        let file = read(&saved).merged(read(text));
+        let words: Vec<String> =
+            file.exports.iter().map(|one| format!("{} {}", one.name, one.words())).collect();
+        assert_eq!(
+            words[..2],
+            ["a1 null:size=1M,tenant=none", "b null:size=1M,tenant=none"],
+            "{text}"
+        );
+        let is_gone = |one: &ExportSection| (&*one.name, one.is_enabled()) == ("x", Ok(false));
+        assert!(file.exports.iter().any(is_gone), "{text}");
+        let tenants: Vec<_> = file
+            .tenants
+            .iter()
+            .map(|one| (one.is_enabled(), one.plan().unwrap().options.weight))
+            .collect();
+        assert_eq!(tenants, [(Ok(true), 70), (Ok(false), 100)], "{text}");
+        assert!(file.tenants[0].plan().unwrap().options.limits == Default::default(), "{text}");
+        assert_eq!(file.server[0].value, crate::config::Value::List(Vec::new()), "{text}");
+        assert_eq!(file.queue[0].value, 256, "{text}");
+        let vm: Vec<_> = file.vm.iter().map(|one| (one.tunable.name(), one.value)).collect();
+        assert!(
+            vm.contains(&("dirty_expire_centisecs", 3000))
+                && vm.contains(&("dirty_ratio", 20))
+                && vm.len() == 2,
+            "{vm:?}"
+        );
+    }
+    assert!(
+        !diff(true)["changes"].as_array().unwrap().iter().any(|one| one["path"] != "exports/a1"),
+        "the file has all of it"
+    );
+    server.reloader().reconcile(specs.to_vec()).unwrap();
+    assert_eq!(diff(false)["changes"], json!([]), "it is compared with what was loaded");
     end(server);
 }
 

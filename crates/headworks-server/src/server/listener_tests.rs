@@ -192,6 +192,18 @@ fn listener_of_ctl_outlives_reloads_and_is_saved() {
         assert!(refused.contains(why), "{words}: {refused}");
     }
     assert_eq!(saved(), text, "nothing of what was refused is left");
+    call(&server, "diff", json!({ "save": true })).unwrap();
+    add("unix=short,name=short").unwrap();
+    call(&server, "diff", json!({ "save": true })).unwrap();
+    call(&server, "remove-listener", json!({ "listener": "short" })).unwrap();
+    let now = saved();
+    assert!(
+        now.contains("name = \"short\"") && now.contains("enabled = false"),
+        "saved, and gone: {now}"
+    );
+    let own = ExportSpec::parse("a=null:size=1M,tenant=acme", false).unwrap();
+    server.reloader().reconcile(vec![own]).unwrap();
+    assert_eq!(saved(), text, "it is compared with what was loaded");
     call(&server, "remove-listener", json!({ "listener": "stays" })).unwrap();
     assert!(!folder.0.join("stays").exists());
     assert!(saved().contains("name = \"stays\"") && saved().contains("enabled = false"));
