@@ -25,7 +25,7 @@ Examples:
   headworks-lab run seed-002 --case scaling --bw 3G --pool 256M --writers 1,1000 --throttle ioless,foreground
 
 Cases: scaling, grid, disk, files, two, bandwidth, writers, small-writes, cold, exit, bursts, stalls,
-reconnect-50ms, reconnect-100ms, reconnect-1s, streams.
+reconnect-50ms, reconnect-100ms, reconnect-1s, overwrites, streams.
 Bandwidths are in powers of 1000 a second (700M, 3G), sizes in powers of 1024.")]
 pub struct ThrottlingArgs {
     /// Seed of offsets and wake-ups

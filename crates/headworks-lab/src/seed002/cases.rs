@@ -22,6 +22,8 @@ pub const CALIBRATED_NS: u64 = 185_000;
 const CALIBRATED_MIB: u64 = 48 << 10;
 /// Pool of the seed's table in which the baseline is compared: the calibration was made for it.
 const COMPARED_POOL: u64 = 4 * GIB;
+/// Cache in MiB in which pauses hold at least as much dirty as the limit alone does in 1024.
+pub const EVEN_POOL_MIB: u64 = 1216;
 /// Cost of a stream change in other cases: an SSD's.
 pub const SWITCH_NS: u64 = 20_000;
 /// Cost of a command in other cases.
@@ -40,6 +42,10 @@ const LIGHT: u32 = 36;
 const LIGHT_RATE: u64 = 100_000;
 /// Bytes per second at and below which a device is a disk.
 const DISK_RATE: u64 = 60 * MB;
+/// Bytes of a write of `overwrites`.
+const OVERWRITE: u32 = 4096;
+/// Bytes that the writes of `overwrites` go to: twice the dirty limit.
+pub const OVERWRITTEN: u64 = 400 << 20;
 /// Writers of `reconnect` that keep their connections.
 pub const STEADY: u32 = 5;
 const MB: u64 = 1_000_000;
@@ -78,13 +84,15 @@ pub enum Case {
     Stalls,
     /// One writer that connects anew after so many milliseconds, beside five that do not.
     Reconnect(u16),
+    /// Random writes of 4 KiB to 400 MiB, twice the dirty limit: what is dirty already takes half of them.
+    Overwrites,
     /// Drop-behind streams, which have rows of their own (`super::streams`).
     Streams,
 }
 
 impl Case {
     /// All cases, in the order in which they run.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Scaling,
         Self::Grid,
         Self::Disk,
@@ -101,6 +109,7 @@ impl Case {
         Self::Reconnect(50),
         Self::Reconnect(100),
         Self::Reconnect(1000),
+        Self::Overwrites,
         Self::Streams,
     ];
 
@@ -124,6 +133,7 @@ impl Case {
             Self::Reconnect(50) => "reconnect-50ms",
             Self::Reconnect(100) => "reconnect-100ms",
             Self::Reconnect(_) => "reconnect-1s",
+            Self::Overwrites => "overwrites",
             Self::Streams => "streams",
         }
     }
@@ -151,13 +161,14 @@ impl Case {
             Self::Bursts => (&[10, 100], &[100, 700], &[4096]),
             Self::Stalls => (&[10, 100, 1000], &[700], &[4096]),
             Self::Reconnect(_) => (&[STEADY + 1], &[200], &[4096, 16_384]),
+            Self::Overwrites => (&[1], &[60, 500], &[1024, EVEN_POOL_MIB]),
             Self::Streams => (&[], &[], &[]),
         }
     }
 
     /// Whether the baseline is run as well.
     const fn has_baseline(self) -> bool {
-        matches!(self, Self::Scaling | Self::Disk | Self::Uneven | Self::Files)
+        matches!(self, Self::Scaling | Self::Disk | Self::Uneven | Self::Files | Self::Overwrites)
     }
 }
 
@@ -236,6 +247,7 @@ pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     for case in Case::ALL.into_iter().filter(wanted).filter(|&case| case != Case::Streams) {
         let (writers, bandwidths, pools) = case.usual();
         let old: &[_] = match case.has_baseline() {
+            true if case == Case::Overwrites => &Throttling::ALL,
             true => &[Throttling::Ioless, Throttling::Foreground],
             false => &[Throttling::Ioless],
         };
@@ -243,7 +255,10 @@ pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
         let bandwidths: Vec<u64> = bandwidths.iter().map(|rate| rate * MB).collect();
         for &throttle in or(&options.throttles, old) {
             for &bandwidth in or(&options.bandwidths, &bandwidths) {
-                for &pool in or(&options.pools, &pools) {
+                // Pauses alone are looked at with more memory.
+                let is_ours = case != Case::Overwrites || throttle == Throttling::Ioless;
+                let pools = if is_ours { &pools[..] } else { &pools[..1] };
+                for &pool in or(&options.pools, pools) {
                     for &writers in or(&options.writers, writers) {
                         let run = (case, throttle, writers, bandwidth, pool);
                         for below in BelowCache::of(case, throttle, writers, pool) {
@@ -267,7 +282,11 @@ impl CasePoint {
         (case, throttle, writers, bandwidth, pool): (Case, Throttling, u32, u64, u64),
     ) -> Self {
         let seconds = options.seconds;
-        let write_bytes = if case == Case::SmallWrites { 4096 } else { options.write_bytes };
+        let write_bytes = match case {
+            Case::SmallWrites => 4096,
+            Case::Overwrites => OVERWRITE,
+            _ => options.write_bytes,
+        };
         // Forty writes of each writer, so that one write more or less hardly changes the shares.
         let shares = 40 * u64::from(writers) * u64::from(write_bytes);
         // And about five hundred requests, so that one more or less hardly changes the rate.
@@ -286,13 +305,18 @@ impl CasePoint {
             Case::Bandwidth | Case::Writers | Case::SmallWrites => (0, 3 * phase_ns / SEC),
             // Shares that follow the bandwidth need time to settle.
             Case::Two => (20, seconds),
+            // What is dirty is written out once in the ramp, and again in the run.
+            Case::Overwrites if bandwidth <= DISK_RATE => (600, 30 * seconds),
+            Case::Overwrites => (5, seconds.div_ceil(2)),
             _ => (5, seconds.max(enough)),
         };
         let switch_ns = match case {
             Case::Grid => 0,
             Case::Scaling => options.switch_ns.unwrap_or(CALIBRATED_NS),
             Case::Disk | Case::Uneven => options.switch_ns.unwrap_or(DISK_SWITCH_NS),
-            Case::Files if bandwidth <= DISK_RATE => options.switch_ns.unwrap_or(DISK_SWITCH_NS),
+            Case::Files | Case::Overwrites if bandwidth <= DISK_RATE => {
+                options.switch_ns.unwrap_or(DISK_SWITCH_NS)
+            }
             _ => options.switch_ns.unwrap_or(SWITCH_NS),
         };
         let (ramp_ns, runtime_ns, seed) = (ramp * SEC, runtime * SEC, options.seed);
@@ -355,6 +379,9 @@ impl CasePoint {
             let dd = dd(number);
             match self.case {
                 Case::Files => WriterOptions { manner: WritePattern::Files(FILES), ..dd },
+                Case::Overwrites => {
+                    WriterOptions { manner: WritePattern::RandomWrites(self.write_bytes), ..dd }
+                }
                 Case::Uneven if number > 0 => WriterOptions { bytes_per_second: LIGHT_RATE, ..dd },
                 Case::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
                 Case::Writers | Case::SmallWrites if number >= self.writers => {
@@ -390,9 +417,12 @@ impl CasePoint {
         }
     }
 
-    /// A tebibyte for all, so that no writer wraps around; at least a gibibyte for each.
+    /// A tebibyte for all, so that no writer wraps around; at least a gibibyte for each. What is overwritten is little.
     fn part(&self) -> u64 {
         let most = u64::from(self.connections());
+        if self.case == Case::Overwrites {
+            return OVERWRITTEN / most / 4096 * 4096;
+        }
         (1024 * GIB / most / PART * PART).max(PART)
     }
 
@@ -439,7 +469,8 @@ mod tests {
             let writers = point(case, 100).all_writers();
             let apart = |pair: &[WriterOptions]| pair[0].end <= pair[1].start;
             assert!(writers.windows(2).all(apart), "{}", case.name());
-            assert!(writers.iter().all(|writer| writer.end - writer.start >= PART));
+            let least = if case == Case::Overwrites { OVERWRITTEN / 100 } else { PART };
+            assert!(writers.iter().all(|writer| writer.end - writer.start >= least));
             assert_eq!(Case::parse(case.name()), Some(case));
         }
     }

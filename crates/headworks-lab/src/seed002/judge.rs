@@ -7,7 +7,7 @@
 //! pauses.
 
 use super::bounds::{self, Load};
-use super::cases::{Case, WRITERS_MAX};
+use super::cases::{Case, EVEN_POOL_MIB, OVERWRITTEN, WRITERS_MAX};
 use crate::report::{Goal, Row, Verdict};
 
 /// The seed's rates with pauses, as parts of one writer's 700 MB/s: writers, part.
@@ -28,6 +28,8 @@ const WAKEUPS: f64 = 5500.0;
 const PAUSE_MS: f64 = 200.0;
 /// Goal: time to settle after a change of the load.
 const SETTLED_MS: f64 = 1000.0;
+/// Goal: random overwrites as a part of those without pauses, which cost throughput only by what is dirty.
+const OVERWRITES: f64 = 0.97;
 /// Goal: a writer that connects anew gains no more than a tenth of a fair share.
 const RECONNECTED: f64 = 1.1;
 
@@ -133,6 +135,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = scaling(&rows);
     verdicts.extend(grid(&rows));
     verdicts.extend(disk(&rows));
+    verdicts.extend(overwrites(&rows));
     verdicts.extend(changes(&rows));
     verdicts.extend(everywhere(&rows));
     verdicts
@@ -294,6 +297,33 @@ fn disk(rows: &Rows<'_>) -> Vec<Verdict> {
     verdicts
 }
 
+/// Random overwrites, which the cache answers without the device where the block is dirty already.
+fn overwrites(rows: &Rows<'_>) -> Vec<Verdict> {
+    let answered = |row: &Row| per_second(row, "bytes");
+    let mut verdicts = Vec::new();
+    for ours in rows.all("overwrites", "ioless") {
+        let (at, writers) = (place(ours), ours.int("writers"));
+        let best = |throttle| {
+            let all = rows.all("overwrites", throttle).into_iter();
+            let all = all.filter(|row| place(row) == at && row.int("writers") == writers);
+            most(all.map(answered))
+        };
+        let judged = |over: &str, old: f64, goal: f64| {
+            let what = format!("overwrites, {}: answered over {over}", at_name(at));
+            let found = verdict(what, answered(ours) / old, Some(Goal::AtLeast(goal)));
+            Verdict { baseline: Some(1.0), ..found }
+        };
+        verdicts.extend(best("foreground").map(|old| judged("foreground's best", old, 1.0)));
+        verdicts.extend(best("none").map(|old| {
+            let even = rows.ours("overwrites", (at.0, EVEN_POOL_MIB), writers);
+            let even = even.map(|row| answered(row) / old);
+            let found = judged("the limit alone", old, OVERWRITES);
+            bounds::overwrites(found, &load(ours), OVERWRITTEN, even)
+        }));
+    }
+    verdicts
+}
+
 /// The slowest time to settle in milliseconds, but for the first phase: that is a cold start, which is a case of its own.
 fn slowest(row: &&Row) -> Option<u64> {
     row.ints("settled_ms")[1..].iter().max().copied()
@@ -432,6 +462,9 @@ mod tests {
             rows.extend([1, 100].map(|writers| row("disk", throttle, writers)));
             rows.extend([row("files", throttle, 12), row("uneven", throttle, 37)]);
         }
+        for throttle in ["ioless", "foreground", "none"] {
+            rows.push(row("overwrites", throttle, 16));
+        }
         let cases = ["grid", "two", "bandwidth", "writers", "cold", "exit", "bursts", "stalls"];
         rows.extend(cases.map(|case| row(case, "ioless", 1000)));
         // The steady ones have 409,600 bytes.
@@ -472,6 +505,9 @@ mod tests {
         assert_eq!(with("grid", "ioless", "media_bytes", bytes(690)), 1);
         assert_eq!(with("grid", "ioless", "slept", 56_000.into()), 1);
         assert_eq!(with("stalls", "ioless", "worst_ppm", 1_001_000.into()), 1);
+        assert_eq!(with("overwrites", "ioless", "bytes", 4_900_000.into()), 1);
+        assert_eq!(with("overwrites", "none", "bytes", 5_200_000.into()), 1);
+        assert_eq!(with("overwrites", "foreground", "bytes", 5_100_000.into()), 1);
         assert_eq!(with("reconnect-50ms", "ioless", "bytes", 460_000.into()), 1);
     }
 

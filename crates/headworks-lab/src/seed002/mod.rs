@@ -131,6 +131,9 @@ fn notes() -> Vec<String> {
         "foreground runs with every elevator and tag policy, and its best row is the baseline (scaling: with 100 and 1000 writers and \
          4 GiB; else with the defaults); ioless runs with the defaults"
             .into(),
+        "overwrites: 4 KiB anywhere in 400 MiB, twice the dirty limit, with 1 GiB; the rows of more memory hold as much dirty with pauses as the \
+         limit alone does with 1 GiB"
+            .into(),
         "uneven: one writer that takes what it gets and 36 of 0.1 MB/s each".into(),
         "wake_s: writes that slept; thread_s: wake-ups of the shard's thread. Neither is the seed's context switches: \
          those count everything that ran on the machine, two for each sleep"

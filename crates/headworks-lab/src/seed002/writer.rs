@@ -23,6 +23,8 @@ pub enum WritePattern {
     ReadStream(u32),
     /// Reads of 4 KiB anywhere in the region.
     RandomReads,
+    /// Writes of this many bytes anywhere in the region.
+    RandomWrites(u32),
 }
 
 /// Options of a writer.
@@ -105,10 +107,8 @@ impl Writer {
         let (offset, len) = match self.options.manner {
             _ if self.flush_in == 0 => (0, 0),
             WritePattern::Stream(bs) | WritePattern::ReadStream(bs) => (self.along(bs.into()), bs),
-            WritePattern::RandomReads => {
-                let blocks = (self.options.end - self.options.start) / 4096;
-                (self.options.start + self.prng.below(blocks) * 4096, 4096)
-            }
+            WritePattern::RandomReads => (self.anywhere(4096), 4096),
+            WritePattern::RandomWrites(bs) => (self.anywhere(bs.into()), bs),
             WritePattern::Files(_) => {
                 let places = (self.options.end - self.options.start) / PLACE;
                 let place = self.options.start + self.prng.below(places) * PLACE;
@@ -131,7 +131,9 @@ impl Writer {
         let op = match self.options.manner {
             _ if len == 0 => Op::Flush,
             WritePattern::ReadStream(_) | WritePattern::RandomReads => Op::Read,
-            WritePattern::Stream(_) | WritePattern::Files(_) => Op::Write,
+            WritePattern::Stream(_) | WritePattern::Files(_) | WritePattern::RandomWrites(_) => {
+                Op::Write
+            }
         };
         let flags = if len == 0 { BioFlags::NONE } else { BioFlags::SYNC };
         Bio { id, offset, len, op, flags, ioprio: Ioprio::default() }
@@ -149,6 +151,11 @@ impl Writer {
         }
         let produced = u128::from(self.issued) * u128::from(bs) * u128::from(SEC);
         ready.max(starts_at.after((produced / u128::from(rate)) as u64))
+    }
+
+    fn anywhere(&mut self, bs: u64) -> u64 {
+        let places = (self.options.end - self.options.start) / bs;
+        self.options.start + self.prng.below(places) * bs
     }
 
     fn along(&mut self, bs: u64) -> u64 {
