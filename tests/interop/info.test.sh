@@ -34,13 +34,13 @@ check "the default export" same "$(at '')"
 check "all exports" same --list "$(at '')"
 check "and their lines" same_lines --list "$(at '')"
 check "the size alone" test "$("$HEADWORKS" info --size "$(at three)")" = "$(nbdinfo --size "$(at three)")"
-# As far as a pipe's reader read, for which a full device stands here.
-unheard() { # ARGUMENTS...
-    "$HEADWORKS" info "$@" >/dev/full
+check "nothing reads: no error" without_reader "$HEADWORKS" info "$(at one)"
+check "nor of a map" without_reader "$HEADWORKS" info --map "$(at three)"
+check "nor of a size" without_reader "$HEADWORKS" info --size "$(at one)"
+cut_off() { # ARGUMENTS...
+    ! "$HEADWORKS" info "$@" >/dev/full
 }
-check "nobody reads: no error" unheard "$(at one)"
-check "nor of a map" unheard --map "$(at three)"
-check "nor of a size" unheard --size "$(at one)"
+check "a map on a full disk fails" cut_off --map "$(at three)"
 check "an export that is not there" refused "no such export" "$HEADWORKS" info "$(at four)"
 check "--totals without --map" refused "^ *--map" "$HEADWORKS" info --totals "$(at one)"
 check "--list with --size" refused "^headworks: error: .*cannot be used with" "$HEADWORKS" info --list --size "$(at one)"

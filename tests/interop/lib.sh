@@ -31,6 +31,14 @@ say() { # ok|not ok, WHAT
 
 quote() { sed 's/^/#   /' | tail -n 30; }
 
+# Runs a command whose standard output is a pipe that nothing reads any more.
+without_reader() { # COMMAND...
+    "$PYTHON" -c 'import os, subprocess, sys
+read, write = os.pipe()
+os.close(read)
+sys.exit(subprocess.run(sys.argv[1:], stdout=write).returncode)' "$@"
+}
+
 # Runs a command, in a subshell; it succeeding is the check. Its output is shown only when it fails.
 check() { # WHAT COMMAND...
     local what=$1 output status
