@@ -317,7 +317,7 @@ impl Server {
     }
 }
 
-/// Who may see what, by listener, among the exports that are served and those that are absent.
+/// The access rules of each listener, over the exports that are served and those that are absent.
 fn rules_of(
     set: &ListenerSet,
     assembly: &Assembly,

@@ -323,8 +323,8 @@ impl Door {
         }
     }
 
-    /// All places are taken: ends the oldest handshake of the listener and address that have most of them, so that clients which
-    /// choose no export keep nobody else out.
+    /// All places are taken: ends the oldest handshake of the listener and address that have most of them, so that connections which
+    /// choose no export cannot exclude clients of other listeners and addresses.
     fn give_place(&mut self, parts: &mut ReactorParts) {
         let mut groups: BTreeMap<(u16, &str), (usize, Instant, u32)> = BTreeMap::new();
         for client in parts.io.clients() {
