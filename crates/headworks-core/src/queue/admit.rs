@@ -12,8 +12,6 @@ use crate::device_cost::CommandKind;
 use crate::input::Message;
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
-use crate::shares::ShareChange;
-use crate::slab::NIL;
 use crate::tags::{Grant, Requester, TagRequest};
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -49,13 +47,13 @@ impl Queue {
             match pools.slots[id].tags.leased {
                 0 => {
                     let request = self.tag_request_of(pools, id, contended);
-                    self.note_large(now, request.bytes);
+                    self.limits.note_large(now, request.bytes);
                     self.gate.add(request);
                     self.gate.enter(&mut pools.slots[id]);
                 }
                 leased => {
                     let request = &pools.slots[id];
-                    self.note_large(now, cost_bytes(request.op, request.len));
+                    self.limits.note_large(now, cost_bytes(request.op, request.len));
                     self.admit(now, pools, id, leased);
                 }
             }
@@ -117,8 +115,8 @@ impl Queue {
     fn tag_request_of(&mut self, pools: &mut Pools, id: SlotId, contended: bool) -> TagRequest {
         let request = &pools.slots[id];
         let mut tags = 1;
-        if self.must_split(request) {
-            let piece = self.command_limits.piece(self.block_size(request));
+        if self.limits.must_split(request) {
+            let piece = self.limits.current().piece(self.block_size(request));
             tags = self.gate.tags_for(request.len.div_ceil(piece), piece);
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
@@ -137,28 +135,10 @@ impl Queue {
     /// Returns the number of commands that a request costs: those that the device's limits ask for. Commands that the depth
     /// control cuts smaller are its choice and cost the request nothing.
     fn commands_of(&self, request: &Request) -> u32 {
-        match request.op.has_data() && request.len > self.limits.max_bytes {
-            true => request.len.div_ceil(self.limits.piece(self.block_size(request))),
+        match request.op.has_data() && request.len > self.limits.device().max_bytes {
+            true => request.len.div_ceil(self.limits.device().piece(self.block_size(request))),
             false => 1,
         }
-    }
-
-    /// Changes the shares of exports and tenants. Requests that wait at the gate keep the old ones.
-    pub fn change_shares(&mut self, now: Instant, change: ShareChange) {
-        if self.gate.change_shares(now, change) {
-            self.apply_depth();
-        }
-        self.waiting.change_shares(change);
-    }
-
-    /// Returns true for a request that one command cannot carry. Merged requests are within the limits of their time and are
-    /// not split, though the longest command may have become shorter.
-    pub(super) fn must_split(&self, request: &Request) -> bool {
-        let limits = &self.command_limits;
-        request.op.has_data()
-            && request.parent == NIL
-            && request.bios.count <= 1
-            && (request.len > limits.max_bytes || request.bios.segments > limits.max_segments)
     }
 
     /// Admits a request that was granted `tags` tags, or some of the tags that it is owed.
@@ -171,7 +151,7 @@ impl Queue {
             request.stamps[2] = now;
             // One that is owed several tags returns them as pieces, though it may fit into a command by now.
             let several = !request.is(Request::LEASED) && tags.max(request.tags.owed) > 1;
-            if !several && !self.must_split(request) {
+            if !several && !self.limits.must_split(request) {
                 request.state = RequestState::Queued;
                 self.gate.charge(request, request.len);
                 self.ready.push(id);

@@ -68,7 +68,7 @@ impl Queue {
         match verdict {
             Verdict::Finish(status) => {
                 let hole = completion.hole && status.is_ok();
-                self.measure(now, &pools.slots[id]);
+                self.limits.measure(now, &pools.slots[id]);
                 self.finish(now, pools, id, status, hole);
             }
             Verdict::Again => {
@@ -87,7 +87,7 @@ impl Queue {
     fn learn(&mut self, request: &Request, completion: &Completion) {
         let known = completion.status.is_ok() && matches!(request.op, Op::Read | Op::Write);
         // A piece that the depth control cut off is bytes of a command that the device's limits allow.
-        let piece = self.limits.piece(self.block_size(request));
+        let piece = self.limits.device().piece(self.block_size(request));
         let whole = request.parent == NIL || request.piece_offset % piece < request.len;
         let kind = known.then(|| kind_of(request));
         self.gate.note_finished(kind, whole, completion.transferred);

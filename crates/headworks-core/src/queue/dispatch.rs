@@ -85,7 +85,7 @@ impl Queue {
         let left = request.len - request.done;
         match request.op {
             Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                let step = round_to_block(self.limits.max_bytes, self.block_size(request));
+                let step = round_to_block(self.limits.device().max_bytes, self.block_size(request));
                 (Op::Write, at, left.min(step))
             }
             Op::Discard => {
@@ -107,7 +107,7 @@ impl Queue {
         let (op, offset, len) = self.command(request);
         let first_segment = pools.actions.segments.len();
         if request.op.has_data() {
-            push_segments(request, &pools.bios, &self.limits, &mut pools.actions.segments);
+            push_segments(request, &pools.bios, self.limits.device(), &mut pools.actions.segments);
         } else if request.op == Op::BlockStatus {
             // The list goes into the buffer of its one bio, whole.
             let bio = pools.bios[request.bios.head].bio.id;

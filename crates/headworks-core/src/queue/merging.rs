@@ -25,7 +25,7 @@ impl Queue {
         if self.options.nomerges == NoMerges::MergeAll
             && request.may_merge()
             && !request.is(Request::INDEXED)
-            && !self.must_split(request)
+            && !self.limits.must_split(request)
         {
             self.index.insert(&mut pools.slots, id);
         }
@@ -140,7 +140,7 @@ impl Queue {
         id: SlotId,
         fronts: bool,
     ) -> Option<(SlotId, MergeEdge)> {
-        self.index.find(&pools.slots, &pools.slots[id], &self.command_limits, fronts)
+        self.index.find(&pools.slots, &pools.slots[id], self.limits.current(), fronts)
     }
 
     /// Counts a request that was merged away. All its bios but the first were counted when they joined it.

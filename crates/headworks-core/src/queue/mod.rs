@@ -13,9 +13,10 @@
 //! ```
 //!
 //! [`Queue`] composes owners that keep their state private: `gate` (tags, leases, bytes in flight), `dispatch_queue` (elevator
-//! and requeue list), `in_flight` (commands in the device), `volumes` with `flush_sequence` (the durability contract), `counters`,
-//! `option_switch` (a change of options), `device_state` (whether the device answers). The steps of a request are in `admit`, `split`,
-//! `merging`, `dispatch`, `complete`, `flush`, `switch`, `timeout` (of a command) and `expiry` (of a wait).
+//! and requeue list), `command_limits` (how much the device has and how long commands are), `in_flight` (commands in the device),
+//! `volumes` with `flush_sequence` (the durability contract), `counters`, `option_switch` (a change of options), `device_state`
+//! (whether the device answers). The steps of a request are in `admit`, `split`, `merging`, `dispatch`, `complete`, `flush`,
+//! `switch`, `timeout` (of a command) and `expiry` (of a wait).
 //!
 //! Invariants: `in_flight <= queue_depth`; a request behind the gate holds a tag, its own or of its origin's lease; a waiting
 //! request that may merge is in the merge index, a command in flight is not; the elevator gives no more than the device
@@ -23,9 +24,9 @@
 
 mod admit;
 mod bulk;
+mod command_limits;
 mod complete;
 mod counters;
-mod depth;
 mod device_state;
 mod dispatch;
 mod dispatch_queue;
@@ -57,17 +58,17 @@ pub(crate) use view::QueueView;
 pub(crate) use volumes::VolumeQueue;
 
 use crate::bio::{DeviceId, ExportId, ShardId, VolumeId};
-use crate::depth::DepthControl;
 use crate::elevator::{Elevator, ElevatorState, SlotTrace};
 use crate::input::Message;
 use crate::merge::MergeIndex;
 use crate::options::{QueueOptions, ShardConfig};
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
-use crate::request_limits::RequestLimits;
+use crate::shares::ShareChange;
 use crate::stats::{QueueStats, TargetCounts};
 use crate::tags::{TagOptions, TagOwner};
 use crate::time::Instant;
+use command_limits::CommandLimits;
 use counters::QueueCounters;
 use dispatch_queue::DispatchQueue;
 use gate::Gate;
@@ -81,10 +82,7 @@ pub(crate) struct Queue {
     device: DeviceId,
     owner: ShardId,
     options: QueueOptions,
-    limits: RequestLimits,
-    /// The limits of new commands: `limits`, or less while commands are cut.
-    command_limits: RequestLimits,
-    depth: Option<DepthControl>,
+    limits: CommandLimits,
     /// A cache writes back through this queue.
     cached: bool,
     gate: Gate,
@@ -119,9 +117,7 @@ impl Queue {
             device,
             owner: config.id,
             options,
-            limits: RequestLimits::new(&options),
-            command_limits: RequestLimits::new(&options),
-            depth: None,
+            limits: CommandLimits::new(&options),
             cached: config.cache.is_on(),
             gate: Gate::new(config, &options, waiters_max),
             ready: Vec::with_capacity(waiters_max + tags as usize),
@@ -137,7 +133,7 @@ impl Queue {
             expiry_put_off: false,
             timers_set: false,
         };
-        queue.set_depth();
+        queue.reset_limits();
         queue.set_shares();
         queue
     }
@@ -145,7 +141,8 @@ impl Queue {
     /// Returns the part of the queue that an arriving bio of `volume` meets.
     #[inline(always)]
     pub fn view(&mut self, volume: VolumeId) -> QueueView<'_> {
-        let Self { device, command_limits: limits, options, volumes, .. } = self;
+        let Self { device, limits, options, volumes, .. } = self;
+        let limits = limits.current();
         QueueView { device: *device, limits, options, volume: volumes.of_bio(volume) }
     }
 
@@ -177,7 +174,7 @@ impl Queue {
     /// Returns what the queue counted, and how many requests it has now.
     pub fn stats(&self) -> QueueStats {
         let in_flight = self.gate.waiters() + self.waiting.len() + self.in_flight.len();
-        let depth = self.depth.as_ref().map(DepthControl::stats);
+        let depth = self.limits.stats();
         let cost = *self.gate.device_cost();
         let targets = self.gate.target_stats();
         let waits = self.gate.waits();
@@ -234,15 +231,28 @@ impl Queue {
     pub fn set_tags(&mut self, tags: Box<dyn TagOwner>) {
         assert!(self.is_quiet(), "tags are replaced while none is held");
         self.gate.replace_policy(tags);
-        self.set_depth();
+        self.reset_limits();
     }
 
     /// Replaces the elevator; the queue must be quiet.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
         self.waiting.set_elevator(elevator);
-        self.set_depth();
+        self.reset_limits();
         self.set_shares();
+    }
+
+    /// Has the limits on commands begin anew, with the options, the tag policy and the elevator that the queue has now.
+    fn reset_limits(&mut self) {
+        self.limits.reset(&self.options, &mut self.gate, &mut self.waiting);
+    }
+
+    /// Changes the shares of exports and tenants. Requests that wait at the gate keep the old ones.
+    pub fn change_shares(&mut self, now: Instant, change: ShareChange) {
+        if self.gate.change_shares(now, change) {
+            self.limits.apply(&mut self.gate, &mut self.waiting);
+        }
+        self.waiting.change_shares(change);
     }
 
     /// Tells a new elevator the shares of exports and tenants, if it owns shares.
@@ -279,7 +289,7 @@ impl Queue {
 
     /// Adds a volume to the device.
     pub fn add_volume(&mut self, volume: VolumeId, block_size: u32) {
-        debug_assert!(block_size <= self.limits.max_bytes, "a command can carry a block");
+        debug_assert!(block_size <= self.limits.device().max_bytes, "a command can carry a block");
         self.volumes.add(volume, block_size);
     }
 
@@ -306,8 +316,8 @@ impl Queue {
     /// Ends a batch: hands returned tags on, feeds the elevator and the device. Returns true when a change of options is over:
     /// then held bios are to enter.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
-        self.adapt_depth(now);
-        self.adapt_targets(now);
+        self.limits.adapt(now, &self.options, &mut self.gate, &mut self.waiting);
+        self.limits.adapt_to_targets(now, &mut self.gate, &mut self.waiting);
         loop {
             self.grant(now, pools);
             // A request that fails before it is sent frees its tag and leaves its place there to another.

@@ -35,8 +35,8 @@ impl Queue {
             }
             return;
         }
-        let len = (from.len - from.done).min(self.command_limits.piece(self.block_size(from)));
-        let segments = self.limits.segments(len);
+        let len = (from.len - from.done).min(self.limits.current().piece(self.block_size(from)));
+        let segments = self.limits.device().segments(len);
         let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
         let piece = RequestStart::of_piece(&pools.slots[parent], parent, len, segments);
         let from = &mut pools.slots[parent];

@@ -139,7 +139,7 @@ impl Queue {
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
         // No request waits that it was set for.
         pools.timers.clear(timer_of(self.device, TimerKind::Expiry));
-        self.set_depth();
+        self.reset_limits();
         if replaced {
             self.set_shares();
         }
