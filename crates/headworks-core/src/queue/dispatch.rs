@@ -31,7 +31,7 @@ impl Queue {
         let (batch, requeued) = self.waiting.take_batch(now, &mut pools.slots, room);
         for &id in &batch.ids()[..requeued] {
             if pools.slots[id].is(Request::FLUSH) {
-                self.renew_flush(pools, id);
+                self.volumes.of_bio(pools.slots[id].volume).flush.renew(&mut pools.bios);
             }
         }
         let mut failed = 0;

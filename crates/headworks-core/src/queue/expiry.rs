@@ -154,7 +154,8 @@ impl Queue {
         self.index.remove(&mut pools.slots, id);
         let request = &mut pools.slots[id];
         if request.is(Request::FLUSH) {
-            return self.expire_flush(now, pools, id);
+            self.volumes.of_bio(request.volume).flush.expire(now, pools);
+            return self.free(pools, id);
         }
         // Its other bios are not sent one by one.
         request.marks &= !Request::RETRY;

@@ -12,7 +12,6 @@ use crate::pools::{Pools, answer};
 use crate::request::{RequestStart, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
-use crate::wait_times::WaitKind;
 
 impl Queue {
     /// Takes a flush bio of a volume.
@@ -74,13 +73,6 @@ impl Queue {
         self.send(now, pools, request);
     }
 
-    /// Prepares a refused device flush for being sent again: it covers everything that finished meanwhile.
-    pub(super) fn renew_flush(&mut self, pools: &mut Pools, id: SlotId) {
-        let sequence = &mut self.volumes.of_bio(pools.slots[id].volume).flush;
-        sequence.cover();
-        sequence.join_all(&mut pools.bios);
-    }
-
     /// Takes the device's answer to a flush.
     pub(super) fn on_flush_done(
         &mut self,
@@ -99,8 +91,9 @@ impl Queue {
             pools.actions.list.push(Action::Notice(notice));
         }
         self.charge_flush(pools, volume_id, now.since(stamps[3]));
-        self.answer_flushed(now, pools, volume_id, told);
-        if self.volumes.of_bio(volume_id).flush.end(&mut pools.bios) {
+        let sequence = &mut self.volumes.of_bio(volume_id).flush;
+        sequence.answer_all(now, pools, told);
+        if sequence.end(&mut pools.bios) {
             let first = self.volumes.of_bio(volume_id).flush.first();
             let first = first.expect("the next flush has a bio");
             pools.slots[id].stamps = [now; 4];
@@ -128,40 +121,6 @@ impl Queue {
         for slot in all() {
             let bio = pools.bios[slot].bio.id;
             self.gate.charge_time(bio.export, bio.connection, time);
-        }
-    }
-
-    /// Fails all bios that wait for a device flush that timed out.
-    pub(super) fn lose_flush(&mut self, now: Instant, pools: &mut Pools, volume: VolumeId) {
-        self.volumes.of_bio(volume).flush.lose(&mut pools.bios);
-        self.answer_flushed(now, pools, volume, Err(IoError::TimedOut));
-    }
-
-    /// Fails all bios that wait for a device flush that the device refused for too long.
-    pub(super) fn expire_flush(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
-        let volume = pools.slots[id].volume;
-        self.volumes.of_bio(volume).flush.join_all(&mut pools.bios);
-        self.answer_flushed(now, pools, volume, Err(IoError::TimedOut));
-        let again = self.volumes.of_bio(volume).flush.end(&mut pools.bios);
-        assert!(!again, "no bio waits for the next one");
-        self.free(pools, id);
-    }
-
-    /// Answers the bios that wait for the running device flush.
-    fn answer_flushed(
-        &mut self,
-        now: Instant,
-        pools: &mut Pools,
-        volume: VolumeId,
-        status: Status,
-    ) {
-        let sequence = &mut self.volumes.of_bio(volume).flush;
-        while let Some(slot) = sequence.pop(&mut pools.bios) {
-            // After the data of a FUA write. The wait for a flush that it could not join counts as device time, too.
-            let waited = now.since(pools.waits_since(slot));
-            pools.bios[slot].wait_times =
-                pools.bios[slot].wait_times.plus(WaitKind::Device, waited);
-            answer(pools, slot, status, false, ReplyStage::Final);
         }
     }
 }

@@ -21,9 +21,13 @@
 //! `covers <= writes_completed` and `writes_flushed <= writes_completed`.
 
 use crate::error::{IoError, Status};
+use crate::input::ReplyStage;
 use crate::list::Fifo;
+use crate::pools::{Pools, answer};
 use crate::request::{Bios, SlotId};
 use crate::slab::NIL;
+use crate::time::Instant;
+use crate::wait_times::WaitKind;
 
 /// The flushes of one volume.
 #[derive(Debug)]
@@ -128,13 +132,19 @@ impl FlushSequence {
         self.running.head()
     }
 
-    /// Removes the first bio that the device flush answers.
-    pub fn pop(&mut self, bios: &mut Bios) -> Option<u32> {
-        self.running.pop(bios)
+    /// Answers the bios that wait for the running device flush.
+    pub fn answer_all(&mut self, now: Instant, pools: &mut Pools, status: Status) {
+        while let Some(slot) = self.running.pop(&mut pools.bios) {
+            // After the data of a FUA write. The wait for a flush that it could not join counts as device time, too.
+            let waited = now.since(pools.waits_since(slot));
+            pools.bios[slot].wait_times =
+                pools.bios[slot].wait_times.plus(WaitKind::Device, waited);
+            answer(pools, slot, status, false, ReplyStage::Final);
+        }
     }
 
     /// Makes the bios of the next device flush wait for the running one.
-    pub fn join_all(&mut self, bios: &mut Bios) {
+    fn join_all(&mut self, bios: &mut Bios) {
         self.running.append(bios, &mut self.next);
     }
 
@@ -175,11 +185,26 @@ impl FlushSequence {
         again
     }
 
-    /// Notes that the device flush timed out: no bio waits for it, and no flush succeeds before it is answered.
-    pub fn lose(&mut self, bios: &mut Bios) {
+    /// Prepares a refused device flush for being sent again: it covers everything that finished meanwhile.
+    pub fn renew(&mut self, bios: &mut Bios) {
+        self.cover();
+        self.join_all(bios);
+    }
+
+    /// Fails all bios that wait for the device flush, which timed out: no flush succeeds before it is answered.
+    pub fn time_out(&mut self, now: Instant, pools: &mut Pools) {
         assert!(self.is_running(), "a device flush in flight times out");
         self.lost = true;
-        self.join_all(bios);
+        self.join_all(&mut pools.bios);
+        self.answer_all(now, pools, Err(IoError::TimedOut));
+    }
+
+    /// Fails all bios that wait for the device flush, which the device refused for too long: it ends.
+    pub fn expire(&mut self, now: Instant, pools: &mut Pools) {
+        self.join_all(&mut pools.bios);
+        self.answer_all(now, pools, Err(IoError::TimedOut));
+        let again = self.end(&mut pools.bios);
+        assert!(!again, "no bio waits for the next one");
     }
 
     /// Has flushes and FUA writes fail from now on, as after a failed flush.

@@ -46,7 +46,7 @@ impl Queue {
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
             self.in_flight.mark_timed_out(&mut pools.slots, id);
-            return self.lose_flush(now, pools, volume);
+            return self.volumes.of_bio(volume).flush.time_out(now, pools);
         }
         self.abandon(pools, id);
         if parent != NIL {
