@@ -15,8 +15,8 @@
 //! [`Queue`] composes owners that keep their state private: `gate` (tags, leases, bytes in flight), `dispatch_queue` (elevator
 //! and requeue list), `command_limits` (how much the device has and how long commands are), `in_flight` (commands in the device),
 //! `volumes` with `flush_sequence` (the durability contract), `counters`, `option_switch` (a change of options), `device_state`
-//! (whether the device answers). The steps of a request are in `admit`, `split`, `merging`, `dispatch`, `complete`, `flush`,
-//! `switch`, `timeout` (of a command) and `expiry` (of a wait).
+//! (whether the device answers). The steps of a request are in `admit` (merging and splitting, too), `dispatch`, `complete`,
+//! `flush`, `switch`, `timeout` (of a command) and `expiry` (of a wait).
 //!
 //! Invariants: `in_flight <= queue_depth`; a request behind the gate holds a tag, its own or of its origin's lease; a waiting
 //! request that may merge is in the merge index, a command in flight is not; the elevator gives no more than the device
@@ -37,11 +37,9 @@ mod flush_sequence;
 mod gate;
 mod in_flight;
 mod leases;
-mod merging;
 mod option_switch;
 mod passing;
 mod rivals;
-mod split;
 mod switch;
 mod timeout;
 mod timers;
