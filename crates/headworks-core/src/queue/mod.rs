@@ -15,8 +15,8 @@
 //! [`Queue`] composes owners that keep their state private: `gate` (tags, leases, bytes in flight), `dispatch_queue` (elevator
 //! and requeue list), `command_limits` (how much the device has and how long commands are), `in_flight` (commands in the device),
 //! `volumes` with `flush_sequence` (the durability contract), `counters`, `option_switch` (a change of options), `device_state`
-//! (whether the device answers). The steps of a request are in `admit` (merging and splitting, too), `dispatch`, `complete`,
-//! `flush`, `switch`, `timeout` (of a command) and `expiry` (of a wait).
+//! (whether the device answers). The steps of a request are in `admit` (merging and splitting, too) and `commands`
+//! (dispatch, answers, flushes); `switch` changes options, `timeout` (of a command) and `expiry` (of a wait) end what lasts too long.
 //!
 //! Invariants: `in_flight <= queue_depth`; a request behind the gate holds a tag, its own or of its origin's lease; a waiting
 //! request that may merge is in the merge index, a command in flight is not; the elevator gives no more than the device
@@ -25,14 +25,12 @@
 mod admit;
 mod bulk;
 mod command_limits;
-mod complete;
+mod commands;
 mod counters;
 mod device_state;
-mod dispatch;
 mod dispatch_queue;
 mod expiry;
 mod export_shares;
-mod flush;
 mod flush_sequence;
 mod gate;
 mod in_flight;

@@ -1,4 +1,10 @@
-//! The device's answers and what follows from them.
+//! The way of a request through the device: commands are sent and answered, and flushes with them.
+//!
+//! *Dispatch.* The device gets as many commands as it takes now, each with the memory it needs. Refused requests go first, in the
+//! order in which they left the elevator. A request's next command starts at what is `done` of it: so short transfers are continued,
+//! and long discards and zeroing go in steps.
+//!
+//! *Answers.*
 //!
 //! ```text
 //!             all moved, or a failure that is final
@@ -13,16 +19,24 @@
 //!
 //! A device may lie: an answer for a command that is not in flight is reported and ignored; more bytes than were asked for, or a
 //! hole where none was allowed, count as a failure; no bytes at all is an error and never zeros.
+//!
+//! *Flushes.* A flush joins the sequence of its volume (`flush_sequence`), or the next device flush is sent for it.
+//!
+//! Invariants: `in_flight <= queue_depth` (a flush of each volume beside it); a command in flight is not in the merge index; a device
+//! flush has one request slot, from the first bio that needs it until the device has answered and no bio needs another one; every bio
+//! that joined is answered once, with the device's answer or at a time-out.
 
 use super::admit::kind_of;
 use super::gate::cost_bytes;
 use super::{Queue, TimerKind, timer_of};
-use crate::action::{Action, Notice};
-use crate::bio::{BioFlags, Op};
+use crate::action::{Action, Notice, Segment, Submit};
+use crate::bio::{BioFlags, Op, VolumeId};
 use crate::error::{IoError, Status};
+use crate::extent::EXTENTS_BYTES;
 use crate::input::{Completion, ReplyStage, RequestId};
 use crate::pools::{Pools, answer};
-use crate::request::{BioChain, Request, RequestState, SlotId};
+use crate::request::{BioChain, Bios, Request, RequestStart, RequestState, SlotId, Slots};
+use crate::request_limits::{RequestLimits, round_to_block};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -40,6 +54,122 @@ enum Verdict {
     OneByOne,
 }
 
+/// Dispatch.
+impl Queue {
+    /// Sends the device as many commands as it takes; returns how many requests failed instead.
+    pub(super) fn dispatch(&mut self, now: Instant, pools: &mut Pools) -> u32 {
+        if self.waiting.is_busy() || self.waiting.is_empty() {
+            return 0;
+        }
+        let depth = self.options.queue_depth;
+        debug_assert!(
+            self.in_flight.commands() <= depth,
+            "the device has at most queue_depth commands"
+        );
+        let room = (depth - self.in_flight.commands()) as usize;
+        let (batch, requeued) = self.waiting.take_batch(now, &mut pools.slots, room);
+        for &id in &batch.ids()[..requeued] {
+            if pools.slots[id].is(Request::FLUSH) {
+                self.volumes.of_bio(pools.slots[id].volume).flush.renew(&mut pools.bios);
+            }
+        }
+        let mut failed = 0;
+        for &id in batch.ids() {
+            self.index.remove(&mut pools.slots, id);
+            let request = &mut pools.slots[id];
+            request.stamps[3] = now;
+            self.waiting.depart(request);
+            self.counters.count_issued(request);
+            failed += u32::from(!self.send(now, pools, id));
+        }
+        self.waiting.put_batch(batch);
+        failed
+    }
+
+    /// Sends a request's next command to the device; returns false if the request ended with an error instead.
+    fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) -> bool {
+        if let Some(status) = self.fails_unsent(&pools.slots, id) {
+            self.finish(now, pools, id, status, false);
+            return false;
+        }
+        self.issue(now, pools, id);
+        true
+    }
+
+    /// Gives the device a request's next command.
+    #[inline(always)]
+    fn issue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        self.in_flight.push(now, &mut pools.slots, id, self.options.queue_depth);
+        let timer = timer_of(self.device, TimerKind::Timeout);
+        if !pools.timers.is_set(timer) {
+            pools.timers.set(timer, now.after(self.options.io_timeout_ns));
+        }
+        self.push_command(pools, id);
+    }
+
+    /// Returns why a command is not sent, if so: its bio failed with another piece, or a timed-out write could overtake it.
+    fn fails_unsent(&self, slots: &Slots, id: SlotId) -> Option<Status> {
+        let request = &slots[id];
+        if request.parent != NIL && slots[request.parent].split.status.is_err() {
+            return Some(slots[request.parent].split.status);
+        }
+        let behind = self.in_flight.overlaps_timed_out_write(slots, request);
+        behind.then_some(Err(IoError::TimedOut))
+    }
+
+    /// Returns the operation, offset and length of a request's next command.
+    fn command(&self, request: &Request) -> (Op, u64, u32) {
+        debug_assert!(request.done <= request.len, "no more is done than was asked for");
+        let at = request.offset + u64::from(request.done);
+        let left = request.len - request.done;
+        match request.op {
+            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
+                let step = round_to_block(self.limits.device().max_bytes, self.block_size(request));
+                (Op::Write, at, left.min(step))
+            }
+            Op::Discard => {
+                let granule = self.block_size(request).max(self.options.discard_granularity);
+                let step = round_to_block(self.options.discard_max_bytes, granule);
+                (request.op, at, left.min(step))
+            }
+            Op::WriteZeroes => {
+                let step = round_to_block(self.options.discard_max_bytes, self.block_size(request));
+                (request.op, at, left.min(step))
+            }
+            op => (op, at, left),
+        }
+    }
+
+    /// Adds a request's next command to the actions, with its segments.
+    fn push_command(&self, pools: &mut Pools, id: SlotId) {
+        let request = &pools.slots[id];
+        let (op, offset, len) = self.command(request);
+        let first_segment = pools.actions.segments.len();
+        if request.op.has_data() {
+            push_segments(request, &pools.bios, self.limits.device(), &mut pools.actions.segments);
+        } else if request.op == Op::BlockStatus {
+            // The list goes into the buffer of its one bio, whole.
+            let bio = pools.bios[request.bios.head].bio.id;
+            pools.actions.segments.push(Segment { bio, offset: 0, len: EXTENTS_BYTES });
+        }
+        let segments = (pools.actions.segments.len() - first_segment) as u16;
+        let fua = request.op == Op::Write && self.options.fua;
+        let flags = if fua { request.flags } else { request.flags.without(BioFlags::FUA) };
+        pools.actions.list.push(Action::Submit(Submit {
+            id: RequestId { slot: id, generation: request.generation },
+            device: self.device,
+            volume: request.volume,
+            op,
+            flags,
+            offset,
+            len,
+            first_segment: first_segment as u32,
+            segments,
+        }));
+    }
+}
+
+/// Answers.
 impl Queue {
     /// Takes the device's answer to a command.
     pub fn on_complete(&mut self, now: Instant, pools: &mut Pools, completion: Completion) {
@@ -339,5 +469,141 @@ impl Queue {
             return self.join_flush(now, pools, slot);
         }
         answer(pools, slot, status, hole, ReplyStage::Final);
+    }
+}
+
+/// Flushes.
+impl Queue {
+    /// Takes a flush bio of a volume.
+    pub fn flush(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
+        let bio = &pools.bios[slot].bio;
+        assert!(bio.op == Op::Flush, "other bios go through the plug");
+        let volume = self.volumes.of_bio(bio.id.volume);
+        volume.stats.ops[Op::Flush as usize].bios += 1;
+        if volume.flush.is_suspect() {
+            answer(pools, slot, Err(IoError::Medium), false, ReplyStage::Final);
+        } else if !self.options.write_cache {
+            volume.flush.assume_flushed();
+            answer(pools, slot, Ok(()), false, ReplyStage::Final);
+        } else if !self.monitor.admits(now, self.options.io_timeout_ns) {
+            answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
+        } else {
+            self.join_flush(now, pools, slot);
+        }
+    }
+
+    /// Has flushes of a volume fail until the operator acknowledges it: data may be lost that no flush has told of.
+    pub fn suspect(&mut self, volume: VolumeId) {
+        if let Some(volume) = self.volumes.find_mut(volume) {
+            volume.flush.suspect();
+        }
+    }
+
+    /// Counts a write for every volume, which no flush has covered.
+    pub fn assume_written(&mut self) {
+        self.volumes.iter_mut().for_each(|volume| volume.flush.on_write_finished());
+    }
+
+    /// Lets flushes of a volume succeed again: the operator knows that one failed.
+    pub fn acknowledge(&mut self, volume: VolumeId) {
+        if let Some(volume) = self.volumes.find_mut(volume) {
+            volume.flush.acknowledge();
+        }
+    }
+
+    /// Makes a flush, or a FUA write whose data are done, wait for the device flush that may cover it.
+    fn join_flush(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
+        let id = pools.bios[slot].bio.id.volume;
+        let sequence = &mut self.volumes.of_bio(id).flush;
+        if let Some(error) = sequence.refusal() {
+            return answer(pools, slot, Err(error), false, ReplyStage::Final);
+        }
+        pools.begin_wait(now, slot);
+        if sequence.join(&mut pools.bios, slot) {
+            let request = pools.slots.try_take().expect("there is a slot for each volume's flush");
+            pools.slots[request].begin(RequestStart::of_flush(now, id));
+            sequence.start(request);
+            self.send_flush(now, pools, id);
+        }
+    }
+
+    /// Sends the device flush of a volume.
+    fn send_flush(&mut self, now: Instant, pools: &mut Pools, id: VolumeId) {
+        let request = self.volumes.of_bio(id).flush.cover();
+        self.send(now, pools, request);
+    }
+
+    /// Takes the device's answer to a flush.
+    fn on_flush_done(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status) {
+        let (volume_id, stamps) = (pools.slots[id].volume, pools.slots[id].stamps);
+        let volume = self.volumes.of_bio(volume_id);
+        volume.stats.on_finish(Op::Flush, 0, &stamps, now);
+        volume.stats.ops[Op::Flush as usize].errors += u64::from(status.is_err());
+        let (told, is_news) = volume.flush.on_answer(&mut pools.bios, status);
+        if is_news {
+            let notice = Notice::Suspect { volume: volume_id, status };
+            pools.actions.list.push(Action::Notice(notice));
+        }
+        self.charge_flush(pools, volume_id, now.since(stamps[3]));
+        let sequence = &mut self.volumes.of_bio(volume_id).flush;
+        sequence.answer_all(now, pools, told);
+        if sequence.end(&mut pools.bios) {
+            let first = self.volumes.of_bio(volume_id).flush.first();
+            let first = first.expect("the next flush has a bio");
+            pools.slots[id].stamps = [now; 4];
+            pools.slots[id].waits_since = pools.waits_since(first);
+            self.send_flush(now, pools, volume_id);
+        } else {
+            self.free(pools, id);
+        }
+    }
+
+    /// Charges a device flush to the connections that it was for, in equal parts. The device worked on the commands in flight
+    /// beside it, so it is charged for one part of its time in so many.
+    fn charge_flush(&mut self, pools: &Pools, volume: VolumeId, took_ns: u64) {
+        if self.gate.waiters() == 0 {
+            return;
+        }
+        let head = self.volumes.of_bio(volume).flush.first();
+        let all = || {
+            std::iter::successors(head, |&slot| {
+                Some(pools.bios[slot].next).filter(|&next| next != NIL)
+            })
+        };
+        let bios = all().count() as u64;
+        let time = took_ns / u64::from(self.in_flight.commands() + 1) / bios.max(1);
+        for slot in all() {
+            let bio = pools.bios[slot].bio.id;
+            self.gate.charge_time(bio.export, bio.connection, time);
+        }
+    }
+}
+
+/// Adds the memory of what is left of a request, in order.
+fn push_segments(
+    request: &Request,
+    bios: &Bios,
+    limits: &RequestLimits,
+    segments: &mut Vec<Segment>,
+) {
+    let (mut slot, mut skip, mut left) =
+        (request.bios.head, request.done, request.len - request.done);
+    debug_assert!(left > 0, "a command with data has a length");
+    if request.bios.count <= 1 && left <= limits.max_segment_size {
+        let bio = bios[slot].bio.id;
+        return segments.push(Segment { bio, offset: request.piece_offset + skip, len: left });
+    }
+    while left > 0 {
+        let bio = &bios[slot].bio;
+        let whole = if request.parent == NIL { bio.len } else { request.len };
+        if skip >= whole {
+            skip -= whole;
+            slot = bios[slot].next;
+            continue;
+        }
+        let len = left.min(whole - skip).min(limits.max_segment_size);
+        segments.push(Segment { bio: bio.id, offset: request.piece_offset + skip, len });
+        skip += len;
+        left -= len;
     }
 }
