@@ -16,7 +16,7 @@
 //! and requeue list), `command_limits` (how much the device has and how long commands are), `in_flight` (commands in the device),
 //! `volumes` with `flush_sequence` (the durability contract), `counters`, `option_switch` (a change of options), `device_state`
 //! (whether the device answers). The steps of a request are in `admit` (merging and splitting, too) and `commands`
-//! (dispatch, answers, flushes); `switch` changes options, `timeout` (of a command) and `expiry` (of a wait) end what lasts too long.
+//! (dispatch, answers, flushes); `switch` changes options, `expiry` ends commands and waits that last too long.
 //!
 //! Invariants: `in_flight <= queue_depth`; a request behind the gate holds a tag, its own or of its origin's lease; a waiting
 //! request that may merge is in the merge index, a command in flight is not; the elevator gives no more than the device
@@ -30,6 +30,7 @@ mod counters;
 mod device_state;
 mod dispatch_queue;
 mod expiry;
+mod expiry_search;
 mod export_shares;
 mod flush_sequence;
 mod gate;
@@ -39,7 +40,6 @@ mod option_switch;
 mod passing;
 mod rivals;
 mod switch;
-mod timeout;
 mod timers;
 mod view;
 mod volumes;
@@ -67,6 +67,7 @@ use crate::time::Instant;
 use command_limits::CommandLimits;
 use counters::QueueCounters;
 use dispatch_queue::DispatchQueue;
+use expiry_search::ExpirySearch;
 use gate::Gate;
 use in_flight::InFlightList;
 use option_switch::OptionSwitch;
@@ -94,10 +95,8 @@ pub(crate) struct Queue {
     /// Tags for which the shard has request slots.
     slots_for: u32,
     monitor: DeviceMonitor,
-    /// A request may have waited for too long: the end of the batch searches for it.
-    expiry_due: bool,
-    /// A request waited when the expiry timer fired, and the device answered others: it is looked at soon again.
-    expiry_put_off: bool,
+    /// When requests that have waited for too long are searched for.
+    expiry: ExpirySearch,
     /// A timer of the elevator or of the tag policy is set.
     timers_set: bool,
 }
@@ -125,8 +124,7 @@ impl Queue {
             switch: OptionSwitch::new(config.shards),
             slots_for: tags,
             monitor: DeviceMonitor::new(),
-            expiry_due: false,
-            expiry_put_off: false,
+            expiry: ExpirySearch::default(),
             timers_set: false,
         };
         queue.reset_limits();
@@ -319,7 +317,7 @@ impl Queue {
             // A request that fails before it is sent frees its tag and leaves its place there to another.
             let failed = self.feed(now, pools);
             // So does one that has waited for too long.
-            let expired = std::mem::take(&mut self.expiry_due) && self.expire_waiting(now, pools);
+            let expired = self.expiry.take_due() && self.expire_waiting(now, pools);
             if failed == 0 && !expired {
                 break;
             }
@@ -340,7 +338,7 @@ impl Queue {
             // What waits has begun now, or has its turn while the device answers; or this is set already.
             let timer = timer_of(self.device, TimerKind::Expiry);
             if !pools.timers.is_set(timer) {
-                pools.timers.set(timer, now.after(self.expiry_pause()));
+                pools.timers.set(timer, now.after(self.expiry.pause(self.options.io_timeout_ns)));
             }
         }
         // A device that is full or refuses is sent nothing before it answers.
