@@ -1,11 +1,13 @@
-//! Hot-add and hot-remove of devices and volumes.
+//! Hot-add and hot-remove of devices and volumes, and volumes that are put on a base.
 //!
 //! Tables by volume and by device reach to the last slot that was ever used, so that spare slots cost nothing. A free slot has no
 //! folio, no operation and no list entry; a device or volume that is added finds it as new.
 
+use super::pool::folio::{BLOCK_SHIFT, Folio};
+use super::volumes::Layer;
 use super::{Cache, DeviceCaching};
 use crate::bio::{DeviceId, VolumeId};
-use crate::options::VolumeConfig;
+use crate::options::{VolumeConfig, WriteMode};
 
 impl Cache {
     /// Adds a device to a free slot.
@@ -78,5 +80,62 @@ impl Cache {
         assert!(dropped, "a volume that is removed has no folios");
         self.state.ahead.forget_volume(volume);
         self.state.volumes.remove(volume);
+    }
+
+    /// Puts a volume on a base: changes are noted from now on, and those that were not written out before. One look at all frames, if
+    /// the volume has some.
+    ///
+    /// # Errors
+    /// The two cannot be used so, as a clause.
+    pub fn set_base(&mut self, volume: VolumeId, base: VolumeId) -> Result<(), &'static str> {
+        let volumes = &mut self.state.volumes;
+        let (of, below) = (&volumes[volume], &volumes[base]);
+        if volume == base || of.layer().is_some() || volumes.has_layers(volume) {
+            return Err("a volume is put on one other, once, and before others are put on it");
+        }
+        if of.mode() == WriteMode::None || below.mode() == WriteMode::None {
+            return Err("a volume and its base are both cached");
+        }
+        let mut layer = Layer::new(base, below.size(), of.size());
+        self.note_changes_before(volume, &mut layer);
+        self.state.volumes[volume].set_layer(layer);
+        Ok(())
+    }
+
+    /// Notes what the cache has accepted for a volume and not written out yet.
+    fn note_changes_before(&self, volume: VolumeId, layer: &mut Layer) {
+        if self.state.defects.forgets_earlier_changes() {
+            return;
+        }
+        let changes = self.state.waiters.iter().map(|(_, op)| &op.bio);
+        for bio in changes.filter(|bio| bio.id.volume == volume && bio.op.is_write()) {
+            layer.note_change(bio.offset, bio.len.into());
+        }
+        let pool = &self.state.pool;
+        if pool.folios_of(volume) == 0 {
+            return;
+        }
+        for unit in 0..pool.units() {
+            let folio = pool.folio(unit);
+            let of_volume = folio.is(Folio::PRESENT) && folio.key.volume() == volume;
+            if of_volume && folio.dirty + folio.writeback > 0 {
+                let bytes = u64::from(folio.blocks()) << BLOCK_SHIFT;
+                layer.note_change(folio.key.block() << BLOCK_SHIFT, bytes);
+            }
+        }
+    }
+
+    /// Notes blocks that the volume has of its own: those of `bits`, from block `64 * word` on.
+    pub fn add_own_blocks(&mut self, volume: VolumeId, word: u64, bits: u64) {
+        if let Some(layer) = self.state.volumes[volume].layer_mut() {
+            layer.add(word, bits);
+        }
+    }
+
+    /// Has reads go on at the base from now on: all own blocks are known.
+    pub fn read_base(&mut self, volume: VolumeId) {
+        if let Some(layer) = self.state.volumes[volume].layer_mut() {
+            layer.complete();
+        }
     }
 }

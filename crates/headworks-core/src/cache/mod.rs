@@ -43,7 +43,6 @@ mod expiry;
 mod flusher;
 mod freeze;
 mod hold;
-mod layers;
 mod limit;
 mod pool;
 mod readahead;
@@ -118,7 +117,7 @@ impl Cache {
     /// Returns where in the pool the first byte of a read most likely is; it may be past the pool.
     #[inline]
     pub fn guess(&self, bio: &Bio) -> Option<u64> {
-        let volume = self.state.read_volume(bio);
+        let volume = self.state.volumes.read_volume(bio);
         let unit = self.state.pool.guess(volume, bio.offset >> BLOCK_SHIFT)?;
         Some((u64::from(unit) << BLOCK_SHIFT) | (bio.offset % u64::from(BLOCK)))
     }
@@ -152,7 +151,7 @@ impl Cache {
     pub fn on_bio(&mut self, ctx: &mut CallContext, bio: Bio) {
         debug_assert!(self.caches(bio.id.volume), "the volume is cached");
         let (mut bio, by) = (bio, bio.id.volume);
-        self.state.lead_to_base(&mut bio);
+        self.lead_to_base(&mut bio);
         let state = &mut self.state;
         let volume = &state.volumes[bio.id.volume];
         let unsafe_mode = volume.mode() == WriteMode::Unsafe;
@@ -206,8 +205,15 @@ impl Cache {
     ) -> bool {
         debug_assert!(self.caches(bio.id.volume), "the volume is cached");
         let mut bio = *bio;
-        self.state.lead_to_base(&mut bio);
+        self.lead_to_base(&mut bio);
         steps::lend_frames(&mut self.state, ctx, &bio, ranges)
+    }
+
+    /// Has a bio go on at the base of its volume, if it may.
+    #[inline]
+    fn lead_to_base(&mut self, bio: &mut Bio) {
+        let notes = !self.state.defects.forgets_own_blocks();
+        self.state.volumes.lead_to_base(bio, notes);
     }
 
     /// Begins a write: after the paused ones of its connection, or at once.

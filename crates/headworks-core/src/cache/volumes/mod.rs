@@ -1,4 +1,4 @@
-//! The cached volumes of a shard: sizes, generations, errors, truncations; and which errors each connection has seen.
+//! The cached volumes of a shard: sizes, generations, errors, truncations, bases; and which errors each connection has seen.
 //!
 //! Tables reach to the last slot that was ever used, so spare slots cost nothing.
 
@@ -11,7 +11,7 @@ pub(in crate::cache) use layer::Layer;
 pub(in crate::cache) use truncation::Truncation;
 pub(in crate::cache) use volume::{CachedVolume, GENERATIONS};
 
-use crate::bio::{Bio, DeviceId, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, Op, VolumeId};
 use crate::cache::context::DeviceCaching;
 use crate::gauge::Gauge32;
 use crate::options::{ShardConfig, VolumeConfig};
@@ -110,6 +110,43 @@ impl Volumes {
                 layer.resize(size);
             }
         }
+    }
+
+    /// Notes the blocks that a bio changes, if `notes`, and gives a read that its volume shares with its base the id of the base.
+    #[inline]
+    pub fn lead_to_base(&mut self, bio: &mut Bio, notes: bool) {
+        if self[bio.id.volume].layer().is_some() {
+            if notes && bio.op.is_write() {
+                self.note_change(bio);
+            }
+            bio.id.volume = self.read_volume(bio);
+        }
+    }
+
+    fn note_change(&mut self, bio: &Bio) {
+        if let Some(layer) = self[bio.id.volume].layer_mut() {
+            layer.note_change(bio.offset, bio.len.into());
+            debug_assert!(layer.base_of(bio.offset, bio.len.into()).is_none(), "a change is seen");
+        }
+    }
+
+    /// Returns the volume on which a bio goes on: the lowest one that has all of a read's bytes, or its own. A base may be on a base
+    /// itself. The way down ends: a volume is put only on one that was there before and never changes its base.
+    #[inline]
+    pub fn read_volume(&self, bio: &Bio) -> VolumeId {
+        let mut volume = bio.id.volume;
+        // A direct read drops what is cached, which others use.
+        let shares = matches!(bio.op, Op::Read | Op::Prefetch);
+        if !shares || bio.flags.contains(BioFlags::DIRECT) {
+            return volume;
+        }
+        while let Some(layer) = self.get(volume).and_then(|entry| entry.layer())
+            && let Some(base) = layer.base_of(bio.offset, bio.len.into())
+        {
+            debug_assert!(!self[base].is_free_slot(), "a base stays below its volumes");
+            volume = base;
+        }
+        volume
     }
 
     /// Returns true if a volume is the base of another one.
