@@ -1,4 +1,4 @@
-//! Hot-add and hot-remove of devices and volumes, and volumes that are put on a base.
+//! Hot-add and hot-remove of devices and volumes, volumes that are put on a base, and the limit of frames, which dirty limits follow.
 //!
 //! Tables by volume and by device reach to the last slot that was ever used, so that spare slots cost nothing. A free slot has no
 //! folio, no operation and no list entry; a device or volume that is added finds it as new.
@@ -137,5 +137,33 @@ impl Cache {
         if let Some(layer) = self.state.volumes[volume].layer_mut() {
             layer.complete();
         }
+    }
+
+    /// Sets how many frames the cache may use, and of how many at most parts may be dirty (0: as before).
+    pub fn set_limit(&mut self, units: u32, dirtyable: u32) {
+        self.state.pool.set_limit(units);
+        if dirtyable > 0 {
+            self.state.pool.set_dirtyable(dirtyable);
+        }
+        self.follow_limit();
+    }
+
+    /// Takes the answer to a part of [`Action::Prepare`](crate::Action::Prepare): frames have memory, or get none at present.
+    pub fn on_memory(&mut self, (first, units): (u32, u32), had: bool) {
+        let before = self.state.pool.limit();
+        self.state.pool.on_memory(first, units, had);
+        if self.state.pool.limit() != before {
+            self.follow_limit();
+        }
+        // An operation may have waited for a frame.
+        self.state.needs_run = true;
+    }
+
+    fn follow_limit(&mut self) {
+        let state = &mut self.state;
+        state.io.set_units(state.pool.limit());
+        let (dirtyable, most) = (state.pool.dirtyable(), state.pool.dirty_most());
+        state.dirty.throttle_mut().set_limit_units(dirtyable, most);
+        state.apply_limits();
     }
 }

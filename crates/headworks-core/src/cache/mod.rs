@@ -43,7 +43,6 @@ mod expiry;
 mod flusher;
 mod freeze;
 mod hold;
-mod limit;
 mod pool;
 mod readahead;
 mod state;
@@ -349,8 +348,7 @@ impl Cache {
                 break;
             }
         }
-        self.state.prepare(ctx);
-        self.state.give_back(ctx);
+        self.state.keep_limit(ctx);
         // The flushers may make operations ready (blocks that they drop, not write); the next input steps these.
         self.flushers.run(&mut self.state, ctx);
         let at = self.state.dirty.throttle().next_timeout();

@@ -8,7 +8,7 @@ use super::defect::Defects;
 use super::device_io::{DeviceIo, fills};
 use super::dirty::{AccountId, DirtyState};
 use super::pool::folio::{BLOCK_SHIFT, Folio, ORDER_MAX};
-use super::pool::{Eviction, Pool};
+use super::pool::{Eviction, Excess, Pool};
 use super::readahead::ReadAhead;
 use super::stats::CacheStats;
 use super::volumes::Volumes;
@@ -527,6 +527,20 @@ impl CacheState {
             !self.dirty.is_silent(device) && dirty > u64::from(self.dirty.held(device))
         };
         !self.io.is_any_in_time() && !(0..self.volumes.devices()).any(is_written)
+    }
+
+    /// Has the pool keep its limit: names the frames that will be used next, and releases those beyond it. While nothing can be evicted
+    /// the next completion tries again.
+    pub fn keep_limit(&mut self, ctx: &mut CallContext) {
+        if self.is_frozen() {
+            return;
+        }
+        self.pool.name_frames(&mut ctx.actions.list);
+        match self.pool.give_back(&mut self.ahead, &mut ctx.actions.list) {
+            Excess::Done => {}
+            Excess::More => self.set_next_turn(ctx),
+            Excess::NoneClean => self.dirty.want_clean(),
+        }
     }
 
     /// Drops a folio that a stream brought, if nothing of it is needed any more; operations may wait for its frames.

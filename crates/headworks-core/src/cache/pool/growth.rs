@@ -1,9 +1,46 @@
 //! What the pool does by its limit: frames that are needed are taken in, and those beyond the limit given back.
 //!
-//! Invariant: folios and frames have tables of one size, and eviction divides the units of the limit.
+//! The operator moves the limit while the cache runs: with the machine's free memory, say. A lower one is approached turn by turn:
+//! clean folios are evicted in the order of eviction, and their frames are released. What is dirty is written out first, and what is
+//! held or outstanding is waited for.
+//!
+//! Memory may be refused: a filesystem of fixed size that others fill has none. Where the driver answers for the memory of frames
+//! ([`CacheOptions::backed`]), the pool uses none before it was had: an operation waits for a frame until the answer, as it does for a
+//! frame that becomes clean. While memory is refused the limit is what the pool has.
+//!
+//! Invariants: folios and frames have tables of one size, and eviction divides the units of the limit; a turn evicts and releases a
+//! bounded number of times.
+//!
+//! [`CacheOptions::backed`]: crate::CacheOptions::backed
 
-use super::Pool;
+use super::folio::BLOCK_SHIFT;
+use super::parts::COMMON;
+use super::{Eviction, Pool};
+use crate::action::Action;
+use crate::cache::readahead::ReadAhead;
 use crate::slab::NIL;
+
+/// Releases of a turn: each is one or two system calls, 1 to 4 us.
+const RELEASES_MAX: u32 = 32;
+
+/// Ranges of frames that are named in a turn.
+const PREPARES_MAX: usize = 32;
+
+/// What a turn has left of the frames beyond the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::cache) enum Excess {
+    /// Nothing, or nothing that can be evicted.
+    Done,
+    /// The turn released as many as it may.
+    More,
+    /// No folio is clean.
+    NoneClean,
+}
+
+/// Returns the first byte and the length of some frames.
+fn bytes((first, units): (u32, u32)) -> (u64, u32) {
+    (u64::from(first) << BLOCK_SHIFT, units << BLOCK_SHIFT)
+}
 
 impl Pool {
     /// Returns the units that the pool may use.
@@ -88,18 +125,54 @@ impl Pool {
         self.frames.grow(more);
     }
 
+    /// Names the frames that will be used next, and those that will not, after the tables have grown or the limit has moved.
+    pub fn name_frames(&mut self, actions: &mut Vec<Action>) {
+        if let Some((at, len)) = self.unprepare().map(bytes) {
+            actions.push(Action::Release { at, len });
+        }
+        for (at, len) in std::iter::from_fn(|| self.prepare()).take(PREPARES_MAX).map(bytes) {
+            actions.push(Action::Prepare { at, len });
+        }
+    }
+
+    /// Releases frames beyond the limit, as many as one turn may; evicts for them.
+    pub fn give_back(&mut self, ahead: &mut ReadAhead, actions: &mut Vec<Action>) -> Excess {
+        if self.excess() == 0 {
+            return Excess::Done;
+        }
+        for _ in 0..RELEASES_MAX {
+            if self.excess() == 0 {
+                return Excess::Done;
+            }
+            // Free frames, after an eviction if there are none.
+            let released = match self.withhold() {
+                Some(released) => Some(released),
+                None => match self.evict(ahead, COMMON) {
+                    Eviction::Evicted(_) => self.withhold(),
+                    Eviction::NoneClean => return Excess::NoneClean,
+                    Eviction::Empty => None,
+                },
+            };
+            let Some((at, len)) = released.map(bytes) else {
+                return Excess::Done;
+            };
+            actions.push(Action::Release { at, len });
+        }
+        Excess::More
+    }
+
     /// Returns the units that are to be prepared, see [`Limit::prepare`](super::limit::Limit::prepare).
-    pub fn prepare(&mut self) -> Option<(u32, u32)> {
+    fn prepare(&mut self) -> Option<(u32, u32)> {
         self.limit.prepare(&mut self.frames)
     }
 
     /// Returns prepared units beyond the tables that the limit does not allow any more, to be released.
-    pub fn unprepare(&mut self) -> Option<(u32, u32)> {
+    fn unprepare(&mut self) -> Option<(u32, u32)> {
         self.limit.unprepare(&self.frames)
     }
 
     /// Withholds a block of free frames, at most as many as the excess; returns its first unit and how many they are.
-    pub fn withhold(&mut self) -> Option<(u32, u32)> {
+    fn withhold(&mut self) -> Option<(u32, u32)> {
         let (unit, order) = self.frames.withhold(self.excess())?;
         debug_assert!(unit != NIL && self.frames.withheld() > 0, "the block is withheld");
         Some((unit, 1 << order))

@@ -26,7 +26,7 @@ mod walk;
 
 pub(in crate::cache) use adopt::AdoptedFolio;
 pub(in crate::cache) use blocks::BlockRun;
-pub(in crate::cache) use parts::COMMON;
+pub(in crate::cache) use growth::Excess;
 pub(in crate::cache) use walk::{RangeWalk, TURN_BUDGET, WalkStep, charge_cancel, charge_drop};
 
 use std::ops::Range;

@@ -24,7 +24,7 @@ use crate::list::{Links, List, OnlyLink};
 use crate::options::{ExportConfig, TENANTS_MAX, TenantConfig, TenantMemory};
 
 /// The part of tenants without one, and of exports without a tenant.
-pub const COMMON: u16 = 0;
+pub(super) const COMMON: u16 = 0;
 
 /// A part gives this fraction of what it has above its minimum before the next one has its turn: small, so that no part is emptied
 /// while others keep all they have.
