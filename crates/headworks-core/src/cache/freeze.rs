@@ -30,7 +30,7 @@ impl CacheState {
                 self.waiters.end_pause(writer);
             }
         } else {
-            self.report_renamed(ctx.actions);
+            self.pool.report_renamed(ctx.actions);
         }
         self.set_retry_timer(ctx);
     }

@@ -54,8 +54,6 @@ pub(super) struct CacheState {
     pub needs_run: bool,
     /// The cache starts nothing of its own.
     frozen: bool,
-    /// Volumes whose adopted dirty blocks have other ids in the dirty table.
-    pub renamed: Vec<VolumeId>,
     /// A list of units or slots that one call needs; empty between calls.
     pub scratch: Vec<u32>,
     /// The first of the cache's timers.
@@ -85,7 +83,6 @@ impl CacheState {
             defects: Defects::default(),
             needs_run: true,
             frozen: false,
-            renamed: Vec::new(),
             scratch: Vec::with_capacity(units.min(1 << 14) as usize),
             timer_base,
             options,

@@ -5,17 +5,14 @@
 //! is forgotten, and also of one that has grown behind a block that was not whole. Dirty blocks of such a volume are an error: they
 //! would be lost.
 //!
-//! The dirty table already has the entries of the dirty frames. Where the id of a volume has changed they are set again, once the
-//! cache is not frozen: until then the old process may come back to the table.
-//!
 //! Generations begin anew: everything adopted is of the first one, and a flush waits for it.
 
 use super::{CacheContents, CachedFolio, CachedVolumeContents, ContentsError};
 use crate::action::Actions;
 use crate::bio::{ExportId, VolumeId};
 use crate::cache::Cache;
-use crate::cache::pool::folio::{BLOCK_SHIFT, Folio, FolioKey, block};
-use crate::cache::pool::{AdoptedFolio, Pool};
+use crate::cache::pool::AdoptedFolio;
+use crate::cache::pool::folio::{BLOCK_SHIFT, FolioKey};
 use crate::cache::state::CacheState;
 use crate::options::WriteMode;
 use crate::slab::NIL;
@@ -64,7 +61,8 @@ impl Cache {
         let renamed = |(old, new): (&CachedVolumeContents, &Option<VolumeId>)| {
             new.filter(|&new| new != old.volume)
         };
-        state.renamed = contents.volumes.iter().zip(&map.ids).filter_map(renamed).collect();
+        let renamed = contents.volumes.iter().zip(&map.ids).filter_map(renamed).collect();
+        state.pool.set_renamed(renamed);
         state.needs_run = true;
         Ok(())
     }
@@ -72,45 +70,13 @@ impl Cache {
     /// Returns true if the dirty table has entries of volumes with other ids.
     #[inline]
     pub fn has_renamed(&self) -> bool {
-        !self.state.renamed.is_empty()
+        self.state.pool.has_renamed()
     }
 
     /// Sets the entries of the dirty table whose volumes have other ids than the table says, unless the cache is frozen.
     pub fn report_renamed(&mut self, actions: &mut Actions) {
         if !self.state.is_frozen() {
-            self.state.report_renamed(actions);
-        }
-    }
-}
-
-impl CacheState {
-    /// Sets the entries of the dirty table whose volumes have other ids than the table says.
-    pub fn report_renamed(&mut self, actions: &mut Actions) {
-        let renamed = std::mem::take(&mut self.renamed);
-        if renamed.is_empty() {
-            return;
-        }
-        for unit in 0..self.pool.units() {
-            let folio = self.pool.folio(unit);
-            if folio.is(Folio::PRESENT) && renamed.contains(&folio.key.volume()) {
-                report_folio(&self.pool, unit, actions);
-            }
-        }
-    }
-}
-
-/// Sets the entries of the frames of a folio that hold dirty bytes.
-fn report_folio(pool: &Pool, unit: u32, actions: &mut Actions) {
-    let Folio { key, .. } = *pool.folio(unit);
-    let blocks = pool.folio(unit).blocks();
-    debug_assert!(pool.folio(unit).is(Folio::PRESENT), "there is a folio");
-    for (index, state) in (0..blocks).zip(pool.states(unit, blocks)) {
-        let of = (key.volume(), key.block() + u64::from(index));
-        if state & (block::DIRTY | block::WRITEBACK) != 0 {
-            pool.set_dirty(unit + index, 1, of, actions);
-        }
-        if state & block::SHADOW != 0 {
-            pool.set_shadow_dirty(pool.shadow_of(unit + index), of, actions);
+            self.state.pool.report_renamed(actions);
         }
     }
 }

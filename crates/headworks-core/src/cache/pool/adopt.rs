@@ -1,9 +1,13 @@
 //! Taking over folios that another process made: at the same frames, in the same order of eviction.
+//!
+//! The dirty table already has the entries of the dirty frames. Where the id of a volume has changed they are set again, once the
+//! cache is not frozen: until then the old process may come back to the table.
 
 use super::Pool;
 use super::folio::{EvictionList, Folio, FolioKey, block};
 use super::shadow::{SHADOWS_MAX, ShadowFrames};
-use crate::bio::ExportId;
+use crate::action::Actions;
+use crate::bio::{ExportId, VolumeId};
 
 /// A folio that another process made.
 #[derive(Clone, Copy, Debug)]
@@ -66,5 +70,47 @@ impl Pool {
         let dirty = states.iter().filter(|&state| state & block::DIRTY != 0).count();
         self.folios[unit].dirty = dirty as u16;
         dirty as u32
+    }
+
+    /// Notes the volumes whose adopted dirty blocks have other ids in the dirty table.
+    pub fn set_renamed(&mut self, volumes: Vec<VolumeId>) {
+        debug_assert!(self.renamed.is_empty(), "contents are adopted once");
+        self.renamed = volumes;
+    }
+
+    /// Returns true if the dirty table has entries of volumes with other ids.
+    #[inline]
+    pub fn has_renamed(&self) -> bool {
+        !self.renamed.is_empty()
+    }
+
+    /// Sets the entries of the dirty table whose volumes have other ids than the table says.
+    pub fn report_renamed(&mut self, actions: &mut Actions) {
+        let renamed = std::mem::take(&mut self.renamed);
+        if renamed.is_empty() {
+            return;
+        }
+        for unit in 0..self.units() {
+            let folio = self.folio(unit);
+            if folio.is(Folio::PRESENT) && renamed.contains(&folio.key.volume()) {
+                self.report_folio(unit, actions);
+            }
+        }
+    }
+
+    /// Sets the entries of the frames of a folio that hold dirty bytes.
+    fn report_folio(&self, unit: u32, actions: &mut Actions) {
+        let Folio { key, .. } = *self.folio(unit);
+        let blocks = self.folio(unit).blocks();
+        debug_assert!(self.folio(unit).is(Folio::PRESENT), "there is a folio");
+        for (index, state) in (0..blocks).zip(self.states(unit, blocks)) {
+            let of = (key.volume(), key.block() + u64::from(index));
+            if state & (block::DIRTY | block::WRITEBACK) != 0 {
+                self.set_dirty(unit + index, 1, of, actions);
+            }
+            if state & block::SHADOW != 0 {
+                self.set_shadow_dirty(self.shadow_of(unit + index), of, actions);
+            }
+        }
     }
 }

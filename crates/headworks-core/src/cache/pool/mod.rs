@@ -75,6 +75,8 @@ pub(in crate::cache) struct Pool {
     dirtyable_max: u32,
     /// Frames with dirty blocks are reported for the dirty table.
     dirty_table: bool,
+    /// Volumes whose adopted dirty blocks have other ids in the dirty table.
+    renamed: Vec<VolumeId>,
     /// Folios of each volume.
     volume_folios: Vec<Gauge32>,
     /// The unit at which dropping the folios of a removed volume continues.
@@ -105,6 +107,7 @@ impl Pool {
             limit: Limit::of(&config.cache),
             dirtyable_max: config.cache.dirtyable_max,
             dirty_table,
+            renamed: Vec::new(),
             volume_folios: vec![Gauge32::default(); volumes],
             drop_position: 0,
             evicted: [0; 3],
