@@ -12,7 +12,7 @@
 //!
 //! Invariant: while the cache is frozen and no operation waits, every outstanding bio was sent before.
 
-use super::context::{CallContext, TimerKind};
+use super::context::CallContext;
 use super::state::CacheState;
 use super::steps::resize;
 
@@ -33,12 +33,6 @@ impl CacheState {
             self.pool.report_renamed(ctx.actions);
         }
         self.set_retry_timer(ctx);
-    }
-
-    /// Sets the timer for the next retry of held blocks; a frozen cache tries nothing again.
-    pub fn set_retry_timer(&self, ctx: &mut CallContext) {
-        let at = if self.is_frozen() { None } else { self.volumes.next_retry() };
-        self.set_timer(ctx, TimerKind::Retry, at);
     }
 
     /// Returns true if an operation waits for write-out of a device: a flush, one without credit, one whose payer is at its

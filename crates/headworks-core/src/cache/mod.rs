@@ -23,7 +23,7 @@
 //! | `volumes` | sizes, generations, errors, truncations |
 //! | `device_io` | bios of the cache's own, and how many may be outstanding |
 //!
-//! Above them `state` puts them side by side; `writeout`, `hold`, `completion`, `flusher` and `steps` work on all of them; this file
+//! Above them `state` puts them side by side; `writeout`, `completion`, `flusher` and `steps` work on all of them; this file
 //! schedules the operations.
 //!
 //! Invariants: every wait is ended by a completion, a timer, or something that one of these frees; a frame that a device has is not
@@ -42,7 +42,6 @@ mod dirty;
 mod expiry;
 mod flusher;
 mod freeze;
-mod hold;
 mod pool;
 mod readahead;
 mod state;

@@ -1,6 +1,6 @@
 //! The owners of a cache's state, side by side, and what concerns several of them: waiting, completing, granting.
 //!
-//! Each owner keeps its fields to itself. The files above this one (`writeout`, `completion`, `flusher`, `hold`, `steps`) work on
+//! Each owner keeps its fields to itself. The files above this one (`writeout`, `completion`, `flusher`, `steps`) work on
 //! all of them through a [`CacheState`].
 
 use super::context::{CallContext, TimerKind};
