@@ -30,7 +30,6 @@
 //! written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
 //! `dirty + writeback + credit` never exceeds the limit; nothing grows after the start.
 
-mod asked;
 mod change;
 mod check;
 mod completion;
@@ -51,18 +50,18 @@ mod volumes;
 mod waiters;
 mod writeout;
 
-pub(crate) use asked::OperationWait;
 pub use contents::{CacheContents, CachedFolio, CachedVolumeContents, ContentsError};
 pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
 pub use pool::folio;
 pub use stats::{CacheSize, CacheStats, Fills, IndexUse, TenantDirty, Writeouts};
+pub(crate) use waiters::operation::OperationWait;
 
 use std::ops::Range;
 
 use crate::action::FrameRange;
-use crate::bio::{Bio, BioFlags, ExportId, Op, TenantId, VolumeId};
+use crate::bio::{Bio, BioFlags, BioId, ExportId, Op, TenantId, VolumeId};
 use crate::device_bio::{DeviceBio, DeviceCompletion};
 use crate::error::IoError;
 use crate::input::ReplyStage;
@@ -118,6 +117,11 @@ impl Cache {
         let volume = self.state.volumes.read_volume(bio);
         let unit = self.state.pool.guess(volume, bio.offset >> BLOCK_SHIFT)?;
         Some((u64::from(unit) << BLOCK_SHIFT) | (bio.offset % u64::from(BLOCK)))
+    }
+
+    /// Returns the volume whose data the operation of a client's bio is about, the base's where it reads that, and what it waits for.
+    pub fn operation_wait(&self, id: BioId) -> Option<(VolumeId, OperationWait)> {
+        self.state.waiters.wait_of(id)
     }
 
     /// Returns the number of client bios that wait in the cache.

@@ -10,13 +10,13 @@ mod wakeups;
 
 pub(in crate::cache) use range_locks::touched_blocks;
 
-use crate::bio::{Bio, VolumeId};
+use crate::bio::{Bio, BioId, VolumeId};
 use crate::error::IoError;
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 use crate::wait_times::{WaitKind, WaitRecorder, WaitTimes};
 use lists::WaitLists;
-use operation::{OpStep, Operation, WaitFor};
+use operation::{OpStep, Operation, OperationWait, WaitFor};
 use range_locks::RangeLocks;
 
 /// The operations of a cache and what they wait for.
@@ -72,6 +72,15 @@ impl Waiters {
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Operation)> {
         let taken = (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot));
         taken.map(|slot| (slot, &self.ops[slot]))
+    }
+
+    /// Returns the volume whose data the operation of a client's bio is about, the base's where it reads that, and what it waits for.
+    pub fn wait_of(&self, id: BioId) -> Option<(VolumeId, OperationWait)> {
+        let mut all = self.iter().filter(|(_, op)| !op.answered);
+        let (slot, op) = all.find(|(_, op)| {
+            (op.bio.id.connection, op.bio.id.sequence) == (id.connection, id.sequence)
+        })?;
+        Some((op.bio.id.volume, op.waits_for.described(slot)))
     }
 
     /// Stores a new operation; `None` if every slot is taken.

@@ -21,6 +21,7 @@ use crate::error::Status;
 use crate::list::Chained;
 use crate::slab::NIL;
 use crate::time::Instant;
+use crate::wait_times::WaitKind;
 
 /// The step at which an operation continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +73,19 @@ pub(in crate::cache) enum WaitFor {
     Device,
     /// No event, but the operation needs a slot to continue.
     Slot,
+}
+
+/// What an operation waits for, for a client that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OperationWait {
+    /// Something that the cache itself gives.
+    For(WaitKind),
+    /// A bio of its own, which has this slot as its cookie.
+    OwnBio(u32),
+    /// The fill or the write-out of the folio at this unit.
+    Frames(u32),
+    /// What the device has of others of its volume.
+    Others,
 }
 
 /// What an operation may dirty next, in blocks.
@@ -258,6 +272,23 @@ pub(in crate::cache) struct BlockPart {
     pub whole: bool,
     /// Whole blocks from the cursor on.
     pub blocks: u32,
+}
+
+impl WaitFor {
+    /// Describes the wait of the operation in `slot`.
+    pub fn described(self, slot: u32) -> OperationWait {
+        match self {
+            WaitFor::Pause | WaitFor::Credit(_) | WaitFor::Cap(..) => {
+                OperationWait::For(WaitKind::Dirty)
+            }
+            WaitFor::Nothing | WaitFor::NextTurn | WaitFor::Slot | WaitFor::Frame => {
+                OperationWait::For(WaitKind::Cache)
+            }
+            WaitFor::Device | WaitFor::Writeouts => OperationWait::OwnBio(slot),
+            WaitFor::Folio(unit) => OperationWait::Frames(unit),
+            WaitFor::Bios(_) | WaitFor::Range(_) | WaitFor::Flush => OperationWait::Others,
+        }
+    }
 }
 
 impl Chained for Operation {
