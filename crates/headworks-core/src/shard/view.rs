@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::Shard;
 use super::route::DeviceRoute;
+use super::waits::{BioWait, BioWaits};
 use crate::action::Actions;
-use crate::bio::{DeviceId, ExportId, TenantId, VolumeId};
+use crate::bio::{BioId, DeviceId, ExportId, TenantId, VolumeId};
 #[cfg(feature = "defects")]
 use crate::cache::CacheDefect;
 use crate::cache::{CacheStats, TenantDirty};
@@ -14,6 +15,7 @@ use crate::elevator::{Elevator, ElevatorState, SlotTrace};
 use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::{DeviceState, Queue};
+use crate::request::Request;
 use crate::stats::{DeviceUse, QueueStats, TargetCounts, TurnStats, VolumeStats};
 use crate::tags::{TagOptions, TagOwner, TagStats};
 use crate::time::Instant;
@@ -120,6 +122,20 @@ impl Shard {
     #[must_use]
     pub fn elevator_state(&self, now: Instant, device: DeviceId) -> Option<ElevatorState> {
         self.queue(device)?.elevator_state(now)
+    }
+
+    /// The command that a local device has had for the longest time; `None` of an idle device.
+    #[must_use]
+    pub fn oldest_command(&self, device: DeviceId) -> Option<&Request> {
+        Some(&self.pools.slots[self.queue(device)?.oldest_command()?])
+    }
+
+    /// What each of some bios waits for; `None` of one that is not here. It allocates: for a client that asks.
+    #[must_use]
+    pub fn bio_waits(&self, ids: &[BioId]) -> Vec<Option<BioWait>> {
+        let cache = self.cache.as_deref();
+        let waits = BioWaits::new(&self.pools, &self.volumes, &self.routes, cache);
+        ids.iter().map(|id| waits.of(*id)).collect()
     }
 
     /// Begins or ends the trace of slots of all local devices whose elevators serve in slots. It allocates: for a replay.
