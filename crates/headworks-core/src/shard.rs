@@ -35,7 +35,6 @@ use crate::wait_times::{WaitKind, WaitTimes};
 
 mod change;
 mod contents;
-mod lent;
 mod messages;
 mod route;
 mod topology;
