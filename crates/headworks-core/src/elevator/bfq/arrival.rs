@@ -27,7 +27,10 @@ impl BfqElevator {
             let budget = if self.settings.waits() { self.budget_max() / 8 } else { 0 };
             self.places[own].max_budget = budget.max(1);
         }
-        let queue = self.queue_for(now, &slots[id], own);
+        let queue = match self.settings.rotational {
+            true => self.places.queue_for(now, &slots[id], own, self.current()),
+            false => own,
+        };
         slots[id].dispatched.flow = queue;
         if self.places[queue].sync {
             self.note_arrival(now, queue);

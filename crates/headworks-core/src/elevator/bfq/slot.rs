@@ -57,7 +57,7 @@ impl BfqElevator {
             };
             let next = self.places[queue].requests.next();
             if next != NIL {
-                if self.has_enough(slots, queue) {
+                if self.places.has_enough(&self.settings, slots, queue, self.head) {
                     return None;
                 }
                 let cost = self.cost(slots, queue, next);
