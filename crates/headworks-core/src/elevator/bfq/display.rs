@@ -1,73 +1,47 @@
 //! The state of bfq as it is shown: made when it is asked for, from what the parts know.
 
-use super::BfqElevator;
 use super::in_service::Slot;
+use super::places::Places;
 use super::queue::{BfqQueue, QueueId};
-use super::recent::Recent;
 use crate::bio::ExportId;
 use crate::elevator::slot_trace::{SlotEvent, SlotTrace};
-use crate::elevator::state::{
-    ElevatorState, FlowState, STATE_EXPORTS, STATE_QUEUES, Served, SlotState,
-};
-use crate::shares::ShareTree;
+use crate::elevator::state::{FlowState, STATE_EXPORTS, STATE_QUEUES, Served, SlotState};
 use crate::time::Instant;
 
-/// The class of exports and tenants below the root.
-const GROUPS: u8 = 1;
-
-impl BfqElevator {
-    /// Returns the state of the elevator; its size is bounded.
-    pub(super) fn display(&self, now: Instant) -> ElevatorState {
-        let (exports, served) = self.served_by_export(now);
-        ElevatorState {
-            peak_rate: ((u128::from(self.rate.peak()) * 1_000_000) >> 16) as u64,
-            max_budget: self.budget_max(),
-            virtual_time: self.tree.virtual_time(ShareTree::ROOT, GROUPS),
-            slot: self.slot.as_ref().map(|slot| self.slot_state(now, slot)),
-            waiting: self.waiting.get(),
-            in_device: self.device.requests(),
-            busy: self.symmetry.busy(),
-            raised: self.symmetry.raised_busy(),
-            known: self.places.len() as u32,
-            flows: self.flows(now),
-            exports,
-            served,
-            span_ns: Recent::span_ns(now),
-        }
-    }
-
-    fn slot_state(&self, now: Instant, slot: &Slot) -> SlotState {
-        let queue = &self.places[slot.queue];
+impl Places {
+    /// Returns the slot of the queue in service, for which it is waited until `idle_until`.
+    pub fn slot_state(&self, now: Instant, slot: &Slot, idle_until: Option<Instant>) -> SlotState {
+        let queue = &self[slot.queue];
         SlotState {
             export: ExportId(queue.export as u16),
             connection: queue.connection(),
             age_ns: now.since(slot.since),
             left_ns: slot.until.since(now),
-            idle_ns: self.idling.until().map(|until| until.since(now)),
+            idle_ns: idle_until.map(|until| until.since(now)),
         }
     }
 
-    /// Returns the first queues by activity and service.
-    fn flows(&self, now: Instant) -> Vec<FlowState> {
+    /// Returns the first queues by activity and service, that of `current` before all.
+    pub fn flows(&self, now: Instant, current: Option<QueueId>) -> Vec<FlowState> {
         let rank = |id: QueueId| {
-            let (queue, served) = (&self.places[id], self.places[id].recent.sum(now));
-            let place = (self.current() == Some(id), queue.busy, !queue.in_device.is_zero());
+            let (queue, served) = (&self[id], self[id].recent.sum(now));
+            let place = (current == Some(id), queue.busy, !queue.in_device.is_zero());
             std::cmp::Reverse((place, served.slot_ns, served.sectors))
         };
-        let mut ids: Vec<QueueId> = (0..self.places.len() as QueueId).collect();
+        let mut ids: Vec<QueueId> = (0..self.len() as QueueId).collect();
         ids.sort_by_cached_key(|&id| rank(id));
         ids.truncate(STATE_QUEUES);
-        ids.into_iter().map(|id| self.places[id].flow_state(now)).collect()
+        ids.into_iter().map(|id| self[id].flow_state(now)).collect()
     }
 
     /// Returns the exports that were served most, and the sum over all.
-    fn served_by_export(&self, now: Instant) -> (Vec<(ExportId, Served)>, Served) {
+    pub fn served_by_export(&self, now: Instant) -> (Vec<(ExportId, Served)>, Served) {
         let mut exports: Vec<(ExportId, Served)> = Vec::new();
         let mut sum = Served::default();
-        let mut ids: Vec<QueueId> = (0..self.places.len() as QueueId).collect();
-        ids.sort_by_key(|&id| self.places[id].export);
+        let mut ids: Vec<QueueId> = (0..self.len() as QueueId).collect();
+        ids.sort_by_key(|&id| self[id].export);
         for id in ids {
-            let (queue, served) = (&self.places[id], self.places[id].recent.sum(now));
+            let (queue, served) = (&self[id], self[id].recent.sum(now));
             let export = ExportId(queue.export as u16);
             sum.add(&served);
             match exports.last_mut() {

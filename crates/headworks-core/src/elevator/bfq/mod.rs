@@ -67,8 +67,12 @@ use places::Places;
 use position::Position;
 use queue::{BfqQueue, BusyLink, QueueId};
 use rate::PeakRate;
+use recent::Recent;
 use settings::{SECTOR, Settings};
 use symmetry::{Counted, Symmetry};
+
+/// The class of exports and tenants below the root.
+const GROUPS: u8 = 1;
 
 /// Serves queues in slots by weight.
 #[derive(Debug)]
@@ -402,7 +406,23 @@ impl Elevator for BfqElevator {
     }
 
     fn state(&self, now: Instant) -> Option<ElevatorState> {
-        Some(self.display(now))
+        let (exports, served) = self.places.served_by_export(now);
+        let slot = self.slot.as_ref();
+        Some(ElevatorState {
+            peak_rate: ((u128::from(self.rate.peak()) * 1_000_000) >> 16) as u64,
+            max_budget: self.budget_max(),
+            virtual_time: self.tree.virtual_time(ShareTree::ROOT, GROUPS),
+            slot: slot.map(|slot| self.places.slot_state(now, slot, self.idling.until())),
+            waiting: self.waiting.get(),
+            in_device: self.device.requests(),
+            busy: self.symmetry.busy(),
+            raised: self.symmetry.raised_busy(),
+            known: self.places.len() as u32,
+            flows: self.places.flows(now, self.current()),
+            exports,
+            served,
+            span_ns: Recent::span_ns(now),
+        })
     }
 
     fn next_timeout(&self) -> Option<Instant> {
