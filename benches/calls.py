@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""System calls of the server for one request over NBD, for benches/counts.sh.
+"""System calls of the server for requests over NBD, for benches/counts.sh.
 
   benches/calls.py HEADWORKS FOLDER     prints a line for each kind of request: name, calls
 
 A server of a null device with one connection runs under valgrind, which writes each system call down. The client does something only while
 every thread of the server sleeps, and on its processor, so that none runs before it has done that: the calls of a request are the same however
 late a thread runs. A figure is the median of several requests; reading the clock is no call outside of valgrind.
+
+  calls-*       all calls for one request, over a unix socket
+  sends-tcp-*, receives-tcp-*   calls that send and that receive for one request, or for 32 of 4 KiB that the client sends at once, over TCP to 127.0.0.1
 """
 
 import os
@@ -23,10 +26,16 @@ import rawnbd  # noqa: E402
 REQUESTS = 7
 # What a client sends at once: it fits into the socket whatever pieces the kernel makes of it, which differ with the memory that is free.
 SENT_AT_ONCE = 192 << 10
+# Bytes of the client's buffers: as many as any kernel allows.
+BUFFER = 212992
 # Turns a server that does not answer into an error.
 LIMIT = 60
 CALL = re.compile(rb"^SYSCALL\[\d+,\d+\]\(\s*(\d+)\) (?!\.\.\.)", re.M)
-CLOCK_GETTIME = 228 if os.uname().machine == "x86_64" else 113
+X86 = os.uname().machine == "x86_64"
+CLOCK_GETTIME = 228 if X86 else 113
+# sendto, sendmsg, writev; recvfrom, recvmsg, readv. A server uses read and write for its eventfds, too.
+SENDS = {44, 46, 20} if X86 else {206, 211, 66}
+RECEIVES = {45, 47, 19} if X86 else {207, 212, 65}
 
 
 def be_patient():
@@ -35,9 +44,11 @@ def be_patient():
 
 
 class Server:
-    def __init__(self, program, folder):
-        self.path, self.trace = os.path.join(folder, "calls.sock"), os.path.join(folder, "calls.trace")
-        words = ["serve", "--cache", "0", "--shards", "1", "--engine", "threads", "--poll-us", "0", "null:size=1G", "-U", self.path]
+    def __init__(self, program, folder, tcp):
+        self.tcp, self.path = tcp, os.path.join(folder, "calls.sock")
+        self.trace, self.port = os.path.join(folder, "calls.trace"), None
+        words = ["serve", "--cache", "0", "--shards", "1", "--engine", "threads", "--poll-us", "0", "null:size=1G"]
+        words += ["-i", "127.0.0.1", "-p", "0"] if tcp else ["-U", self.path]
         tool = ["valgrind", "--tool=none", "--trace-syscalls=yes", f"--log-file={self.trace}"]
         self.output = open(os.path.join(folder, "calls.log"), "w+b")
         self.process = subprocess.Popen([*tool, program, *words], stdout=self.output, stderr=self.output, preexec_fn=be_patient)
@@ -52,12 +63,23 @@ class Server:
         return found
 
     def connect(self):
-        client = socket.socket(socket.AF_UNIX)
         try:
-            client.connect(self.path)
+            if not self.tcp:
+                client = socket.socket(socket.AF_UNIX)
+                client.connect(self.path)
+                return client
+            self.output.seek(0)
+            listens = re.search(rb"^uri: nbd://127.0.0.1:(\d+)/", self.output.read(), re.M)
+            if not listens:
+                return None
+            client = socket.socket()
+            # Before it connects: a window that the kernel does not adapt to how fast this client is.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.connect(("127.0.0.1", int(listens[1])))
+            return client
         except (FileNotFoundError, ConnectionRefusedError):
             return None
-        return client
 
     def sleeps(self):
         folder = f"/proc/{self.process.pid}/task"
@@ -74,8 +96,9 @@ class Server:
         self.until("every thread sleeps", self.sleeps)
 
     def calls(self):
+        """The numbers of the calls so far."""
         with open(self.trace, "rb") as trace:
-            return sum(int(number) != CLOCK_GETTIME for number in CALL.findall(trace.read()))
+            return [int(number) for number in CALL.findall(trace.read())]
 
 
 def exchange(server, client, out, reply_bytes):
@@ -102,28 +125,52 @@ def exchange(server, client, out, reply_bytes):
     server.rest()
 
 
-def main():
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    server = Server(*sys.argv[1:])
+def measured(server, client, kinds):
+    """Yields the name of each kind of requests, and the calls of each time that they are made."""
+    for op, size, together, name in kinds:
+        command = rawnbd.READ if op == "read" else rawnbd.WRITE
+        data = bytes(size) if op == "write" else b""
+        calls = []
+        for at in range(REQUESTS):
+            server.rest()
+            before = len(server.calls())
+            out = b"".join(rawnbd.header(command, each, at * size, size) + data for each in range(together))
+            exchange(server, client, out, together * (16 + (size if op == "read" else 0)))
+            calls.append(server.calls()[before:])
+        yield f"{op}-{name}", calls
+
+
+def run(tcp, report):
+    server = Server(*sys.argv[1:], tcp)
     try:
         client = rawnbd.Raw("", LIMIT, server.until("it takes a client", server.connect)).go()[0].socket
         # As much as any kernel allows, so that its default does not count.
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 212992)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         client.setblocking(False)
-        for size, name in ((4 << 10, "4k"), (1 << 20, "1m")):
-            for op, command in (("read", rawnbd.READ), ("write", rawnbd.WRITE)):
-                counts = []
-                for at in range(REQUESTS):
-                    server.rest()
-                    before = server.calls()
-                    data = bytes(size) if op == "write" else b""
-                    out = rawnbd.header(command, at, at * size, size) + data
-                    exchange(server, client, out, 16 + (size if op == "read" else 0))
-                    counts.append(server.calls() - before)
-                print(f"calls-{op}-{name}", statistics.median(counts))
+        report(server, client)
     finally:
         server.process.kill()
         server.process.wait()
+
+
+def all_calls(server, client):
+    kinds = [(op, size, 1, name) for size, name in ((4 << 10, "4k"), (1 << 20, "1m")) for op in ("read", "write")]
+    for name, calls in measured(server, client, kinds):
+        print(f"calls-{name}", statistics.median(sum(call != CLOCK_GETTIME for call in each) for each in calls))
+
+
+def of_tcp(server, client):
+    kinds = [(op, size, many, name) for size, many, name in ((4 << 10, 32, "4k-32"), (64 << 10, 1, "64k"), (1 << 20, 1, "1m")) for op in ("read", "write")]
+    for name, calls in measured(server, client, kinds):
+        for what, numbers in (("sends", SENDS), ("receives", RECEIVES)):
+            counts = [sum(call in numbers for call in each) for each in calls]
+            print(f"{what}-tcp-{name}", statistics.median(counts), *([counts] if os.environ.get("SHOW") else []))
+
+
+def main():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    run(False, all_calls)
+    run(True, of_tcp)
 
 
 main()

@@ -9,6 +9,7 @@
 #   look        million instructions of the server for `ctl why`, `top --batch 1` and a scrape together, with 20 exports of two tenants: what
 #               a watcher costs each second (benches/looks.sh has its part of the requests)
 #   calls-*     system calls of the server for a request over NBD, at depth 1 (benches/calls.py)
+#   sends-tcp-*, receives-tcp-*  those that send and receive, for a request over TCP to this machine, and for 32 of 4 KiB that come at once
 #   handle-read, c-api-read  instructions of a read of 4 KiB of a null device at depth 32, in batches of 8: through a handle of the library
 #               (`headworks-lab run handle`), and through the C API with the same loop (benches/c_api.c), where libheadworks_c.so is built
 #   c-api-ratio the second over the first
@@ -132,7 +133,7 @@ verdict() { # NAME FIGURE UNIT TOLERANCE
         verdict+=", ceiling $most + $more % of rustc $of"
         [ "$goal" = - ] || verdict+=$(awk -v f="$figure" -v g="$goal" 'BEGIN { print ", goal " g (f > g * 1.01 ? ": MISSED" : ": met") }')
     fi
-    printf '%-20s %9s %-34s %s\n' "$name" "$figure" "$unit" "$verdict"
+    printf '%-24s %9s %-34s %s\n' "$name" "$figure" "$unit" "$verdict"
     [ "${verdict#FAILED}" = "$verdict" ] || status=1
 }
 
@@ -181,7 +182,7 @@ if is_wanted look; then
     if is_over look "$looked" 3; then again=$(looks) && looked=$(least "$looked" "$again") || exit 1; fi
     verdict look "$looked" "million instructions" 3
 fi
-if [[ ${#wanted[@]} -eq 0 || ${wanted[*]} == *calls-* ]]; then
+if [[ ${#wanted[@]} -eq 0 || ${wanted[*]} == *calls-* || ${wanted[*]} == *-tcp-* ]]; then
     # How many pieces a MiB takes depends on how much of it the other side has taken meanwhile: 27 to 34 were seen for 33.
     of_calls() { [[ $1 == *-1m ]] && echo 10 || echo 0; }
     calls() { python3 benches/calls.py "$scratch/headworks" "$scratch"; }
