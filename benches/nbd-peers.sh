@@ -10,6 +10,8 @@
 # --tcp: over TCP to this machine, not over a unix socket. A cell of many connections (randread-4k-1x64) has the depth in each; the client has a thread for each of the
 # first 64, and one for each CPU beyond.
 # --size is in MiB. --before is another binary of ours, beside ours in the group tls.
+# limit is no peer: the least that a server can do for the same requests (benches/limit.c), one send a reply or one for all that came together.
+# Our share of the better one is what is left to gain.
 . "$(dirname "$0")/lib.sh"
 
 rounds=3 runtime=1s size=1024 groups=() cells=() json= before= tls= tcp=
@@ -40,6 +42,7 @@ on_disk=$(mktemp -d "$root/target/bench.XXXXXX") || exit 1
 LEFTOVERS+=("$in_memory" "$on_disk")
 declare -A PID URI
 servers=()
+if command -v cc >/dev/null; then cc -O2 -pthread -o "$SCRATCH/limit" "$root/benches/limit.c" || exit 1; fi
 
 peer() { # NAME COMMAND with SOCK for its socket
     local socket=$SCRATCH/${#servers[@]}.sock port=$((11000 + ${#servers[@]})) word command=()
@@ -48,6 +51,7 @@ peer() { # NAME COMMAND with SOCK for its socket
     for word in "${@:2}"; do
         case ${tcp:+$2}:$word in
         "$HEADWORKS:-U" | nbdkit:-U) command+=(-i 127.0.0.1 -p "$port") ;;
+        "$SCRATCH/limit:$socket") command+=("$port") ;;
         qemu-nbd:-k) command+=(-b 127.0.0.1 -p "$port") ;;
         ?*:"$socket") ;;
         *) command+=("$word") ;;
@@ -60,6 +64,12 @@ peer() { # NAME COMMAND with SOCK for its socket
 
 # The socket that the next peer will get.
 next_socket() { echo "$SCRATCH/${#servers[@]}.sock"; }
+
+limits() { # BYTES [null]
+    local name
+    [ -x "$SCRATCH/limit" ] || return 0
+    for name in limit limit-batch; do peer $name "$SCRATCH/limit" "$(next_socket)" "$1" "${name#limit-}" ${2:+"$2"}; done
+}
 
 image() { # NAME: a filled image in memory
     fill "$in_memory/$1" "$size" && echo "$in_memory/$1"
@@ -75,6 +85,7 @@ start_group() { # GROUP
         peer nbdkit nbdkit -f -U "$(next_socket)" null 1T
         peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" null 1T
         peer qemu-nbd qemu-nbd -t -e 1100 -k "$(next_socket)" --image-opts driver=null-co,size=1T
+        limits $((1 << 40)) null
         ;;
     mem)
         peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "mem:size=${size}M"
@@ -85,6 +96,7 @@ start_group() { # GROUP
         filled=$(image fill) || exit 1
         for name in "${servers[@]}"; do nbdcopy "$filled" "${URI[$name]}" || exit 1; done
         rm -f "$filled"
+        limits $((size << 20))
         ;;
     file)
         peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "file:path=$(image 0)"
@@ -94,6 +106,7 @@ start_group() { # GROUP
         peer qemu-nbd-writeback qemu-nbd -t -e 1100 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 4)"
         peer qemu-nbd-none-native qemu-nbd -t -e 1100 -f raw --cache=none --aio=native -k "$(next_socket)" "$(image 5)"
         peer qemu-nbd-none-uring qemu-nbd -t -e 1100 -f raw --cache=none --aio=io_uring -k "$(next_socket)" "$(image 6)"
+        limits $((size << 20))
         ;;
     cache)
         # A cache that holds all of the export, over a file in memory. All of it is read once, and all of it may be dirty, as in
@@ -111,6 +124,7 @@ start_group() { # GROUP
         nbdcopy "$filled" "${URI[nbdkit-memory-t1]}" || exit 1
         peer nbdkit-file nbdkit -f -U "$(next_socket)" file "$filled"
         peer qemu-nbd-writeback qemu-nbd -t -e 1100 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 2)"
+        limits $((size << 20))
         ;;
     tls)
         # What TLS 1.3 with AES-256-GCM costs, without a disk: the null devices again. An RSA certificate of 2048 bits, no

@@ -21,7 +21,7 @@ for line in open(arguments.results):
     *key, iops, cpu = line.rstrip("\n").split("\t")
     runs[tuple(key)].append((float(iops), float(cpu)))
 
-FAMILIES = ("headworks", "nbdkit", "qemu-nbd", "direct")
+FAMILIES = ("headworks", "nbdkit", "qemu-nbd", "direct", "limit")
 
 
 # How many times nbdkit's best our best must be, by cell, with exports in memory and cached ones. Writes and depth 1: not slower.
@@ -37,12 +37,16 @@ GOALS = {
 }
 # How many times qemu-nbd's best our best must be, reading one qcow2 image; on a disk both may be at its limit.
 QCOW2_GOAL = 3.0
+# Which share of the least that a server can do (benches/limit.c) our best must be, by the bytes of a request.
+LIMIT_GOALS = {"4k": 0.7, "64k": 0.85, "1M": 0.85}
 
 
 def verdict(group, cell, peer, ratio):
     goal = GOALS.get(cell) if group in ("mem", "cache") and peer == "nbdkit" else None
     if group.startswith("qcow2") and peer == "qemu-nbd" and cell == "randread-4k-32":
         goal = QCOW2_GOAL
+    if peer == "limit":
+        goal = LIMIT_GOALS.get(cell.split("-")[1])
     if goal is None or ratio is None:
         return ""
     return f"{goal}: {'met' if ratio[0] >= goal else 'MISSED'}"
