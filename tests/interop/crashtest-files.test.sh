@@ -190,6 +190,18 @@ interrupted() { # SIGNAL
         ! grep -q "headworks-crashtest.$test" /proc/self/mountinfo && [ ! -e "/dev/shm/headworks-crashtest.$test" ]
 }
 check "SIGTERM leaves nothing" interrupted TERM 143
+# Two signals at once, so that the second comes before the test has ended.
+twice() { # FIRST SECOND
+    "$HEADWORKS" crashtest --run 'echo a >$dir/a; echo ok; exec sleep 99' --check true >/dev/null 2>"$DIR/err" &
+    local test=$! status
+    wait_until 10 pgrep -x -P "$test" sleep || return 1
+    kill -STOP "$test" && kill -"$1" "$test" && kill -"$2" "$test" && pkill -9 -x -P "$test" sleep && kill -CONT "$test"
+    wait "$test"
+    status=$?
+    rm -rf "$DIR/headworks-crashtest.$test" "/dev/shm/headworks-crashtest.$test"
+    [ "$status" -gt 128 ] && ! grep -q 'interrupted by signal' "$DIR/err" && wait_until 10 eval "! grep -q headworks-crashtest.$test /proc/self/mountinfo"
+}
+check "a second signal of another kind ends it at once" twice TERM HUP
 check "a hang-up leaves nothing" interrupted HUP 129
 
 # Without rights: by fusermount3, or in a user namespace, with a /dev/fuse that is open to everyone as udev makes it.

@@ -25,7 +25,10 @@ static HEARD: OnceLock<UnixStream> = OnceLock::new();
 pub fn heed_signals() -> io::Result<()> {
     extern "C" fn note(signal: libc::c_int) {
         // Relaxed: the byte wakes those that read it.
-        let _ = SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed);
+        if SIGNAL.compare_exchange(0, signal, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            // It is delivered again when this returns.
+            return end_by(signal);
+        }
         // SAFETY: write is async-signal-safe; errno is that of the interrupted call again.
         unsafe {
             let errno = *libc::__errno_location();
@@ -44,7 +47,7 @@ pub fn heed_signals() -> io::Result<()> {
             let mut action: libc::sigaction = std::mem::zeroed();
             let mut before: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = note as *const () as libc::sighandler_t;
-            action.sa_flags = libc::SA_RESTART | libc::SA_RESETHAND;
+            action.sa_flags = libc::SA_RESTART;
             libc::sigaction(signal, &raw const action, &raw mut before);
             if before.sa_sigaction == libc::SIG_IGN {
                 libc::sigaction(signal, &raw const before, std::ptr::null_mut());
