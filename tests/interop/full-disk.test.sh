@@ -61,6 +61,13 @@ if ! reason=$(small_tmpfs 2>&1); then
     exit 0
 fi
 all_modes ""
+rm -f "$SMALL"/*.img
+truncate -s 1M "$SMALL/base.img"
+serve --control "$CONTROL" b=mem:size=1M
+dd if=/dev/zero of="$SMALL/filler" bs=64K status=none 2>/dev/null
+check "an image without room for it is refused as such" fails 1 'No space left on device.*ENOSPC' add "x=overlay:path=$SMALL/x.hwo,base=$SMALL/base.img"
+check "one that is not there, too" fails 1 'does not exist.*ENOENT' add "x=file:path=$SMALL/x.img"
+stop_server
 umount "$SMALL"
 
 if ! reason=$(small_ext4 2>&1); then

@@ -159,13 +159,26 @@ pub struct ConfigError {
     pub option: &'static str,
     /// The value and what is accepted instead, in one sentence, which is one line without control characters.
     pub message: String,
+    cause: Option<i32>,
 }
 
 impl ConfigError {
     /// Creates an error about an option. Control characters of the message are escaped: it may hold names that an image or a
     /// peer chose, and goes to terminals and logs.
     pub fn new(option: &'static str, message: impl Into<String>) -> Self {
-        Self { option, message: escape_controls(&message.into()) }
+        Self { option, message: escape_controls(&message.into()), cause: None }
+    }
+
+    /// The same with the errno of the system's error that is the cause, for programs that cannot read the message.
+    #[must_use]
+    pub fn caused_by(self, errno: Option<i32>) -> Self {
+        Self { cause: errno, ..self }
+    }
+
+    /// Errno of the system's error that is the cause; none if a value is wrong.
+    #[must_use]
+    pub fn cause(&self) -> Option<i32> {
+        self.cause
     }
 }
 

@@ -317,5 +317,5 @@ pub(crate) fn refused(path: &Path, refusal: &str) -> ConfigError {
 }
 
 pub(crate) fn unreadable(path: &Path, error: &io::Error) -> ConfigError {
-    refused(path, &format!("cannot be read: {error}"))
+    refused(path, &format!("cannot be read: {error}")).caused_by(error.raw_os_error())
 }

@@ -69,7 +69,7 @@ pub(super) fn refuse<T>(path: &Path, message: &str) -> Result<T, ConfigError> {
 }
 
 pub(super) fn io_error(path: &Path, error: &io::Error) -> ConfigError {
-    ConfigError::new("path", format!("{}: {error}", path.display()))
+    ConfigError::new("path", format!("{}: {error}", path.display())).caused_by(error.raw_os_error())
 }
 
 /// Refuses a base on which no further overlay can be.
@@ -242,15 +242,18 @@ pub(super) fn place_new_file<T>(
     path: &Path,
     write: impl FnOnce(&File) -> io::Result<T>,
 ) -> Result<T, ConfigError> {
-    let error = |error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => {
-            let message = format!("{} exists already; give the name of a new file", path.display());
-            ConfigError::new("path", message)
-        }
-        _ => ConfigError::new("path", format!("cannot make {}: {error}", path.display())),
+    let error = |error: io::Error| {
+        let path = path.display();
+        let message = match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                format!("{path} exists already; give the name of a new file")
+            }
+            _ => format!("cannot make {path}: {error}"),
+        };
+        ConfigError::new("path", message).caused_by(error.raw_os_error())
     };
     if path.symlink_metadata().is_ok() {
-        return Err(error(io::ErrorKind::AlreadyExists.into()));
+        return Err(error(io::Error::from_raw_os_error(libc::EEXIST)));
     }
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".new-{}", std::process::id()));

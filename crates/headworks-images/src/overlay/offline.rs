@@ -371,6 +371,7 @@ impl OpenOverlay {
             let path = self.path.display();
             let what = if committed { "the commit did not end" } else { "it is not empty yet" };
             ConfigError::new("path", format!("{path}: {what}: {error}; begin it again"))
+                .caused_by(error.raw_os_error())
         })
     }
 

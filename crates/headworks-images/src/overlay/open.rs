@@ -535,6 +535,7 @@ pub(super) fn find_base(
             "path",
             format!("{shown}: its base {base} cannot be opened: {error}; put it back there"),
         )
+        .caused_by(error.raw_os_error())
     })?;
     if !options.base_anywhere && !found.starts_with(&folder) {
         let message = format!(

@@ -198,7 +198,7 @@ fn link_or_find(served: &Path, open: &SizeWatch, kept: &Path) -> Result<(), Conf
     std::fs::hard_link(&served, kept).map_err(|cause| match cause.kind() {
         io::ErrorKind::AlreadyExists => {
             let message = format!("{} exists already; give a new name", kept.display());
-            ConfigError::new("file", message)
+            ConfigError::new("file", message).caused_by(cause.raw_os_error())
         }
         _ => error(cause),
     })

@@ -32,6 +32,7 @@ use crate::exports::assemble::range;
 use crate::exports::assemble::side_by_side::LateImage;
 use crate::exports::assemble::{AbsentExport, ExportSource, ExportSpec, assembled, shown_name};
 use crate::exports::export_range::ExportRange;
+use crate::observe::latency::errors::errno_name;
 use crate::reactor::messages::command::ShardCommand;
 use crate::successor::leftovers::{Leftovers, RestoredImage};
 use headworks::Device;
@@ -116,7 +117,7 @@ fn partition_of_served(
             "partition: {} serves the image, and what is dirty of it cannot be written out before its table is read: {error}",
             served.shown_name()
         );
-        return Err(RpcFault::refused("EIO", message));
+        return Err(RpcFault::refused(errno_name(error), message));
     }
     let found = range::of_partition(spec, None, &Leftovers::default());
     found.map_err(|error| wrong(&error))

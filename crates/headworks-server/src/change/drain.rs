@@ -11,6 +11,7 @@ use headworks_core::{IoError, ShardId, Status, VolumeId};
 use super::{Draining, LiveChanges, PAUSE};
 use crate::control::shards::stopping;
 use crate::control::tree::{ExportNode, Tree, device_name};
+use crate::observe::latency::errors::errno_name;
 use crate::reactor::messages::query::ControlQuery;
 use headworks::house::display_size;
 use headworks_control::{RpcFault, answers, methods};
@@ -46,19 +47,21 @@ pub fn drain(live: &LiveChanges, asked: &methods::Drain) -> Result<answers::Drai
             Some(Ok(())) => {
                 rows.push(answers::DrainedExport { export: name.to_owned(), bytes: *bytes })
             }
-            Some(Err(error)) => failures.push(format!("{name}: {error}")),
+            Some(Err(error)) => failures.push((*error, format!("{name}: {error}"))),
             None => {
                 let (device, size) = (device_name(entry.device), display_size(*bytes));
                 late.push(format!("{name} (device {device}, {size} dirty at the begin)"));
             }
         }
     }
-    if !failures.is_empty() {
-        let message = format!("could not write everything out: {}", failures.join("; "));
+    if let Some((first, _)) = failures.first() {
+        let errno = errno_name(*first);
+        let said: Vec<String> = failures.into_iter().map(|(_, said)| said).collect();
         let message = format!(
-            "{message}; `failed EXPORT` lists the bytes, `discard-failed EXPORT` discards them"
+            "could not write everything out: {}; `failed EXPORT` lists the bytes, `discard-failed EXPORT` discards them",
+            said.join("; ")
         );
-        return Err(RpcFault::refused("EIO", message));
+        return Err(RpcFault::refused(errno, message));
     }
     if !late.is_empty() {
         let (seconds, late) = (limit.as_secs_f64(), late.join(", "));

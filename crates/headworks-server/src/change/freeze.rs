@@ -22,6 +22,7 @@ use super::remove::being_removed;
 use super::{LiveChanges, PAUSE};
 use crate::control::exports::ExportState;
 use crate::control::tree::{ExportNode, lock};
+use crate::observe::latency::errors::errno_name;
 use crate::reactor::messages::query::{ControlQuery, Thawed};
 use headworks_control::param::Names;
 use headworks_control::{RpcFault, answers, methods};
@@ -209,5 +210,5 @@ fn not_written(image: &ExportNode, error: IoError) -> RpcFault {
     let message = format!(
         "export {name} is not frozen: it could not be written out ({error}); `failed {name}` lists the bytes, `discard-failed {name}` discards them"
     );
-    RpcFault::refused("EIO", message)
+    RpcFault::refused(errno_name(error), message)
 }

@@ -271,7 +271,30 @@ fn wrong(error: &ConfigError) -> RpcFault {
     if error.option == PLACES {
         return RpcFault::refused("ENOSPC", error.message.to_string());
     }
-    RpcFault::refused("EINVAL", error.to_string())
+    RpcFault::refused(errno_of(error), error.to_string())
+}
+
+/// The name of the system's error that caused this one; that of a wrong value if none did.
+fn errno_of(error: &ConfigError) -> &'static str {
+    match error.cause() {
+        Some(libc::ENOENT) => "ENOENT",
+        Some(libc::EEXIST) => "EEXIST",
+        Some(libc::EACCES | libc::EPERM) => "EACCES",
+        Some(libc::EROFS) => "EROFS",
+        Some(libc::EBUSY | libc::EAGAIN | libc::ETXTBSY) => "EBUSY",
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => "ENOSPC",
+        // What the words lead to cannot be opened as such.
+        None
+        | Some(
+            libc::EINVAL
+            | libc::ENOTDIR
+            | libc::EISDIR
+            | libc::ENAMETOOLONG
+            | libc::ELOOP
+            | libc::ENOTSUP,
+        ) => "EINVAL",
+        Some(_) => "EIO",
+    }
 }
 
 /// Closes what shards released, and returns the allocator's idle memory to the kernel.
@@ -291,3 +314,31 @@ fn trim_heap() {
 
 #[cfg(test)]
 mod removal_tests;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cause_of_an_error_gives_its_errno() {
+        let errno =
+            |cause: Option<i32>| wrong(&ConfigError::new("path", "no").caused_by(cause)).errno();
+        for (number, name) in [
+            (libc::ENOSPC, "ENOSPC"),
+            (libc::EDQUOT, "ENOSPC"),
+            (libc::EFBIG, "ENOSPC"),
+            (libc::ENOENT, "ENOENT"),
+            (libc::EEXIST, "EEXIST"),
+            (libc::EACCES, "EACCES"),
+            (libc::EROFS, "EROFS"),
+            (libc::EBUSY, "EBUSY"),
+            (libc::EIO, "EIO"),
+            (libc::EMFILE, "EIO"),
+            (libc::ENOTDIR, "EINVAL"),
+            (libc::ENAMETOOLONG, "EINVAL"),
+        ] {
+            assert_eq!(errno(Some(number)), Some(name), "{number}");
+        }
+        assert_eq!(errno(None), Some("EINVAL"));
+    }
+}

@@ -28,6 +28,7 @@ use crate::control::inventory::Inventory;
 use crate::control::shards::{is_stopping, stopping};
 use crate::control::tree::{ExportNode, Tree, lock};
 use crate::exports::assemble::shown_name;
+use crate::observe::latency::errors::errno_name;
 use crate::reactor::messages::command::{ExportReport, Released, ShardCommand};
 use crate::successor::keeper::remove_marks;
 use crate::successor::marker::Marker;
@@ -301,7 +302,7 @@ fn write_out_removed(
                 let message = format!(
                     "export {name} could not be written out ({error}), so it is not removed; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
                 );
-                return Err(RpcFault::refused("EIO", message));
+                return Err(RpcFault::refused(errno_name(error), message));
             }
             Err(RecvTimeoutError::Timeout) => dirty = report_of(live, entry)?.dirty,
             Err(RecvTimeoutError::Disconnected) => return Err(stopping()),

@@ -15,7 +15,7 @@ use headworks_images::{OverlayDevice, OverlayOptions, OverlaySnapshot};
 use std::path::{Path, PathBuf};
 
 use super::freeze::{bring_to_rest, close_gates, reopen, wait_for_writes};
-use super::{LiveChanges, PAUSE};
+use super::{LiveChanges, PAUSE, errno_of};
 use crate::control::inventory::VolumeEntry;
 use crate::control::tree::{ExportNode, lock};
 use crate::exports::assemble::WatchedFile;
@@ -176,5 +176,5 @@ fn has_room_for_a_layer(path: &Path, options: &OverlayOptions) -> Result<(), Rpc
 }
 
 fn refused(error: ConfigError) -> RpcFault {
-    RpcFault::refused("EINVAL", error.message)
+    RpcFault::refused(errno_of(&error), error.message)
 }

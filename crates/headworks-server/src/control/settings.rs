@@ -26,6 +26,7 @@ use super::tenants::{TenantEntry, Tenants};
 use super::tree::{ExportNode, TenantNode, Tree, TreeCell, lock};
 use crate::exports::assemble::TenantSpec;
 use crate::exports::assemble::cache_shares::divided;
+use crate::observe::latency::errors::errno_name;
 use crate::reactor::messages::query::ControlQuery;
 use crate::spec::cache_part::{CachePart, CacheUse, check_minimums, images_on};
 use crate::spec::latency_target::{TARGETS, target_in_force};
@@ -577,6 +578,6 @@ fn switched(path: &str, status: Status, accepted: String) -> Result<(), RpcFault
         IoError::Unsupported => {
             RpcFault::refused("ENOTSUP", format!("{path} cannot be set while the server runs"))
         }
-        other => RpcFault::refused("EIO", format!("{path}: {other}")),
+        other => RpcFault::refused(errno_name(other), format!("{path}: {other}")),
     })
 }

@@ -6,8 +6,10 @@
 
 use std::sync::mpsc::Sender;
 
+use headworks::house::display_size;
 use headworks_core::{
-    Change, ChangeError, Control, DeviceState, ExportId, Input, Instant, Status, VolumeId,
+    Change, ChangeError, ConfigError, Control, DeviceState, ExportId, Input, Instant, IoError,
+    Status, VolumeId,
 };
 use headworks_images::PowercutDevice;
 
@@ -154,7 +156,7 @@ impl Reactor {
             ShardCommand::Grow { volume, device, size } => {
                 if let Some(device) = self.parts.driver.executor().device(device) {
                     let grown = device.grow(volume, size);
-                    grown.map_err(|_| ChangeError::Busy("the device cannot have this size"))?;
+                    grown.map_err(|error| no_room(size, error))?;
                 }
                 attached::resize(&mut self.door, &mut self.parts, volume, size);
                 self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
@@ -227,4 +229,13 @@ fn counted(exports: impl Iterator<Item = ExportId>) -> Vec<usize> {
         counts[usize::from(export)] += 1;
     }
     counts
+}
+/// The error for a size that a device cannot have.
+fn no_room(size: u64, error: IoError) -> ConfigError {
+    let message =
+        format!("the device cannot have {}: {error}; give a smaller one", display_size(size));
+    ConfigError::new("size", message).caused_by(match error {
+        IoError::NoMemory => Some(libc::ENOSPC),
+        error => Some(error.errno()),
+    })
 }

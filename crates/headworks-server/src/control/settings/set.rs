@@ -317,6 +317,7 @@ fn find(tree: &Tree, path: &str) -> Result<Vec<(String, Leaf)>, RpcFault> {
     match below.first() {
         Some((name, leaf)) if name == path => return Ok(vec![(name.clone(), *leaf)]),
         Some((name, _)) => {
+            let path = if path.is_empty() { "this path" } else { path };
             let message = format!("{path} has names below it, such as {name}");
             return Err(RpcFault::refused("EISDIR", message));
         }

@@ -344,7 +344,7 @@ impl OpenedImage {
                 "{} is a block device that is set read-only (blockdev --getro); serve it read-only",
                 opened.what
             );
-            return Err(ConfigError::new("path", message));
+            return Err(ConfigError::new("path", message).caused_by(Some(libc::EROFS)));
         }
         Ok(Self { model: spec.model_link(), ..opened })
     }
@@ -646,7 +646,7 @@ fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
     match (&spec.base, spec.meant()) {
         (BaseDevice::File { path, .. }, Some(meant)) if !path.exists() => {
             let message = format!("{} does not exist; with keys it is {meant}", path.display());
-            ConfigError::new("path", message)
+            ConfigError::new("path", message).caused_by(Some(libc::ENOENT))
         }
         _ => error,
     }
@@ -666,8 +666,9 @@ fn make_overlay(
     let overlay = new.prepare(path, options)?;
     let base = overlay.create(path)?;
     let (shown, size) = (path.display(), display_size(overlay.size()));
-    let identity = Identity::of(path)
-        .map_err(|error| ConfigError::new("path", format!("{shown}: {error}")))?;
+    let identity = Identity::of(path).map_err(|error| {
+        ConfigError::new("path", format!("{shown}: {error}")).caused_by(error.raw_os_error())
+    })?;
     Ok((format!("created {shown}, an overlay of {size} on {}", base.display()), identity))
 }
 

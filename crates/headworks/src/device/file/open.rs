@@ -487,7 +487,7 @@ fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
             "is in use by another process; stop it, or serve the image read-only if both only read"
         }
     };
-    ConfigError::new("path", format!("{} {message}", path.display()))
+    ConfigError::new("path", format!("{} {message}", path.display())).caused_by(Some(libc::EBUSY))
 }
 
 fn io_error(path: &Path, error: &io::Error) -> ConfigError {
@@ -501,7 +501,7 @@ fn io_error(path: &Path, error: &io::Error) -> ConfigError {
         }
         _ => format!("{path}: {error}"),
     };
-    ConfigError::new("path", message)
+    ConfigError::new("path", message).caused_by(error.raw_os_error())
 }
 
 #[cfg(test)]
