@@ -10,7 +10,7 @@ use headworks_core::{IoError, ShardId, Status, VolumeId};
 
 use super::{Draining, LiveChanges, PAUSE};
 use crate::control::shards::stopping;
-use crate::control::tree::{ExportNode, Tree, device_name};
+use crate::control::tree::{ExportNode, Tree, device_name, lock};
 use crate::observe::latency::errors::errno_name;
 use crate::reactor::messages::query::ControlQuery;
 use headworks::house::display_size;
@@ -47,6 +47,8 @@ pub fn drain(live: &LiveChanges, asked: &methods::Drain) -> Result<answers::Drai
             Some(Ok(())) => {
                 rows.push(answers::DrainedExport { export: name.to_owned(), bytes: *bytes })
             }
+            // Its removal writes it out.
+            Some(Err(IoError::Invalid)) if is_leaving(live, entry) => {}
             Some(Err(error)) => failures.push((*error, format!("{name}: {error}"))),
             None => {
                 let (device, size) = (device_name(entry.device), display_size(*bytes));
@@ -75,6 +77,12 @@ pub fn drain(live: &LiveChanges, asked: &methods::Drain) -> Result<answers::Drai
     let seconds = since.elapsed().as_secs_f64();
     let sum: u64 = all.iter().map(|one| one.bytes).sum();
     Ok(answers::Drained { exports: rows, bytes: sum, seconds })
+}
+
+/// Whether the volume of an export has been removed meanwhile, or is being removed.
+fn is_leaving(live: &LiveChanges, entry: &ExportNode) -> bool {
+    let inventory = lock(&live.inventory);
+    !inventory.volumes.contains_key(&entry.volume.0) || inventory.is_leaving(entry.volume)
 }
 
 /// Writes back and flushes volumes side by side; those that have not ended at `until` have no outcome.
