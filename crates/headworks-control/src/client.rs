@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,6 +13,8 @@ use crate::rpc::Params;
 
 /// Time-out for an answer. The server gives up a stuck shard earlier and says so.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time-out for a connection: a server accepts at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest accepted answer, far above the longest real one; a peer that sends more is no control socket.
 const ANSWER_MAX: u64 = 256 << 20;
 
@@ -52,7 +55,7 @@ pub fn read<T: serde::de::DeserializeOwned>(
 /// There is no server, or it refuses.
 pub fn ask(socket: &Path, method: Method, params: &Params) -> Result<Value, ClientError> {
     let at = socket.display();
-    let mut stream = UnixStream::connect(socket).map_err(ClientError::Connect)?;
+    let mut stream = connect(socket).map_err(ClientError::Connect)?;
     let failed = |sentence: String| Err(ClientError::Failed(sentence));
     let broken = |error: io::Error| failed(format!("lost the control connection to {at}: {error}"));
     // The server itself ends what may take long.
@@ -82,6 +85,22 @@ pub fn ask(socket: &Path, method: Method, params: &Params) -> Result<Value, Clie
         Some(error) => failed(refusal(error)),
         None => Ok(answer["result"].take()),
     }
+}
+
+/// Connects in a thread, because a call waits without end at a server that accepts no client and whose backlog is full.
+fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let (sender, connected) = channel();
+    let path = socket.to_owned();
+    let thread = std::thread::Builder::new().name("control-connect".into());
+    thread.spawn(move || sender.send(UnixStream::connect(path)))?;
+    let late = |_| {
+        let seconds = CONNECT_TIMEOUT.as_secs();
+        let message = format!(
+            "its server accepts no client for {seconds} s, as one that is stopped or hangs"
+        );
+        Err(io::Error::new(io::ErrorKind::TimedOut, message))
+    };
+    connected.recv_timeout(CONNECT_TIMEOUT).unwrap_or_else(late)
 }
 
 /// Formats an error answer: the message, the accepted values and the errno, each once.

@@ -66,6 +66,10 @@ pub fn cannot_connect(socket: &Path, error: &std::io::Error) -> String {
         std::io::ErrorKind::NotFound => format!(
             "{sentence}; name the path of --control, or the NAME of a service for {DIRECTORY}/NAME.ctl, before the command or in {VARIABLE}"
         ),
+        std::io::ErrorKind::ConnectionRefused => match is_socket(socket) {
+            true => format!("{sentence}; no server listens there"),
+            false => format!("{sentence}; it is not a socket, name the path of --control"),
+        },
         _ => sentence,
     }
 }
@@ -136,6 +140,8 @@ mod tests {
         assert!(missing.starts_with("cannot connect to the control socket /x: "), "{missing}");
         assert!(missing.contains(VARIABLE) && missing.contains("/run/headworks/NAME.ctl"));
         assert!(!message(std::io::ErrorKind::PermissionDenied).contains(VARIABLE));
+        let refused = message(std::io::ErrorKind::ConnectionRefused);
+        assert!(refused.ends_with("it is not a socket, name the path of --control"), "{refused}");
     }
 
     #[test]

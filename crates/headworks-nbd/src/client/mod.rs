@@ -31,7 +31,7 @@ mod worker;
 pub use contents::Contents;
 pub use handshake::{Export, Listed, OptionNegotiation};
 pub use histogram::Histogram;
-pub use socket::Socket;
+pub use socket::{Socket, connect_unix};
 pub use uri::{Target, Uri};
 pub use worker::cpu_time;
 

@@ -60,7 +60,7 @@ impl Socket {
     pub fn connect(target: &Target, limit: Duration) -> Result<Self, ClientError> {
         let deadline = Instant::now() + limit;
         let stream = match target {
-            Target::Unix(path) => connect_unix(path, deadline).map(Stream::Unix),
+            Target::Unix(path) => connect_unix_until(path, deadline).map(Stream::Unix),
             Target::Tcp(host, port) => connect_tcp(host, *port, deadline).map(Stream::Tcp),
         };
         let limits = Limits { each: Some(limit), deadline: Some(deadline) };
@@ -317,8 +317,16 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream
     Err(failed)
 }
 
-/// Connects to a unix socket; if the backlog is full and no connection is accepted, the call waits until the deadline.
-fn connect_unix(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
+/// Connects to a unix socket; if the backlog is full and no connection is accepted, the call waits for at most `limit`.
+///
+/// # Errors
+/// Nothing listens there, or not in time (`WouldBlock` or `TimedOut`).
+pub fn connect_unix(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let stream = connect_unix_until(path, Instant::now() + limit)?;
+    stream.set_write_timeout(None).map(|()| stream)
+}
+
+fn connect_unix_until(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let path = path.as_os_str().as_bytes();
     // SAFETY: an address of zeros is one without a name.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };

@@ -29,6 +29,7 @@ use headworks_core::ConfigError;
 
 use crate::listen::inherited::{BoundSocket, InheritedAddress, InheritedSocket};
 use crate::successor::handover::{HandedListener, ListenerRole};
+use headworks_nbd::client::connect_unix;
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Longest path of a unix socket: `sun_path` without its NUL.
@@ -39,6 +40,8 @@ const BACKLOG: libc::c_int = libc::c_int::MAX;
 
 /// Attempts to connect to a possibly dead server, or to listen in its place: half a second in all.
 const CONNECT_TRIES: u32 = 20;
+/// Longest wait for a server that does not accept its clients.
+const BACKLOG_LIMIT: std::time::Duration = std::time::Duration::from_millis(500);
 const CONNECT_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// Address on which a server listens.
@@ -475,12 +478,12 @@ fn hidden_name(path: &Path) -> io::Result<(PathBuf, Option<fs::File>)> {
 /// process is gone.
 fn connect_with_retries(path: &Path) -> io::Result<UnixStream> {
     for _ in 0..CONNECT_TRIES {
-        match UnixStream::connect(path) {
+        match connect_unix(path, BACKLOG_LIMIT) {
             Ok(_) => std::thread::sleep(CONNECT_PAUSE),
             refused => return refused,
         }
     }
-    UnixStream::connect(path)
+    connect_unix(path, BACKLOG_LIMIT)
 }
 
 /// Removes the socket file of a server that died.
@@ -488,11 +491,16 @@ fn remove_stale(path: &Path) -> Result<(), String> {
     if fs::symlink_metadata(path).is_err() {
         return Ok(());
     }
+    let is_late = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+    };
     match connect_with_retries(path) {
-        Ok(_) => Err(format!(
+        // A server that does not accept its clients has a full backlog, and lives.
+        found if found.as_ref().err().is_none_or(is_late) => Err(format!(
             "another server listens at {}; stop it or name another path",
             path.display()
         )),
+        Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
             .map_err(|error| format!("cannot remove the stale socket {}: {error}", path.display())),
         Err(error) => Err(format!("cannot check whether {} is in use: {error}", path.display())),
@@ -535,6 +543,20 @@ mod tests {
 
     fn bind(path: &Path) -> Result<Listener, ConfigError> {
         Listener::bind(&Address::Unix { path: path.to_owned(), mode: 0o600 }, None)
+    }
+
+    #[test]
+    fn live_socket_with_a_full_backlog_is_kept() {
+        let path = place("full");
+        let (_there, mut waiting) = (UnixListener::bind(&path).unwrap(), Vec::new());
+        while let Ok(client) = connect_unix(&path, std::time::Duration::from_millis(50)) {
+            waiting.push(client);
+        }
+        let refused = bind(&path).err().unwrap();
+        assert!(refused.message.contains("another server listens"), "{refused}");
+        assert!(path.exists());
+        drop(waiting);
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
