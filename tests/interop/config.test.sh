@@ -391,6 +391,16 @@ check "which a named one does not get" is "$(get exports/db/device)/queue/read_a
 check "write-back" is vm/dirty_ratio 7
 check "read-only" nbdinfo --is read-only "$(uri other)"
 check "nothing differs any more" differs "no differences"
+# Nothing is left, and it starts again so.
+ctl remove db >/dev/null && ctl remove other >/dev/null && ctl save >/dev/null
+check "a reload with nothing to serve" reload
+ctl upgrade >"$DIR/said"
+SERVER=$(sed -n 's/^upgraded: process \([0-9]*\) .*/\1/p' "$DIR/said")
+check "and an upgrade" test -n "$SERVER"
+stop_with TERM
+start -c "$FILE"
+check "a start, with a warning" grep -q "note: nothing is served: no \[\[export\]\] is enabled" "$OUT"
+check "and an export can be added" ctl add tmp=mem:size=1M
 stop_server
 rm "$DIR/main.d/99-ctl.toml"
 

@@ -186,6 +186,15 @@ fn errors_name_their_position() {
     assert!(set.starts_with("environment: HEADWORKS_SET: set: `nonsense` is not"), "{set}");
     assert!(refused("", &[]).starts_with("nothing to serve"));
     assert!(refused("--port x", &[]).contains("--port"));
+    // As ctl leaves it that has removed every export.
+    for text in ["[server]\n", "[[export]]\nname = 'a'\nenabled = false"] {
+        folder.write("a.toml", text);
+        let (specs, options) =
+            plan(&resolved(&format!("-c {}", folder.file()), &[]).unwrap()).unwrap();
+        assert!(specs.is_empty());
+        let warnings = super::super::listen::warnings(&specs, &options);
+        assert!(warnings[0].starts_with("nothing is served: no [[export]] is enabled"));
+    }
     assert!(refused("-c /nowhere/a.toml", &[]).starts_with("cannot read /nowhere/a.toml"));
     folder.write("a.toml", "[server]\n\nshards = 65\n[[export]]\nname = 'a'\nmem.size = 1");
     let shards = refused(&format!("-c {}", folder.file()), &[]);

@@ -45,11 +45,15 @@ fn tenant_of(spec: &ExportSpec) -> Option<TenantName> {
     spec.share.tenant.filter(|name| !name.is_none())
 }
 
-/// Warnings about listeners, one sentence each.
+/// Warnings about what listeners offer, one sentence each.
 pub(super) fn warnings(specs: &[ExportSpec], options: &ServerOptions) -> Vec<String> {
     let exports: Vec<_> = specs.iter().map(|spec| (spec.name.as_str(), tenant_of(spec))).collect();
-    access_warnings(options, &exports)
+    let nothing = exports.is_empty().then(|| NOTHING_SERVED.to_owned());
+    nothing.into_iter().chain(access_warnings(options, &exports)).collect()
 }
+
+/// The warning of a server without exports.
+const NOTHING_SERVED: &str = "nothing is served: no [[export]] is enabled; `ctl add`, or one in the file and a reload, adds an export";
 
 /// Notes about addresses that clients of other hosts reach without TLS.
 pub(super) fn exposed(options: &ServerOptions) -> Vec<String> {

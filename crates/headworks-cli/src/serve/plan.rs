@@ -52,7 +52,8 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     }
     let blamed = |error| one(blame(config, &error));
     server.tls = tls_options(&options.listening, uses_tls(&server.access)).map_err(blamed)?;
-    if specs.is_empty() {
+    // A file may be filled later, and what ctl has removed and saved leaves none.
+    if specs.is_empty() && options.config.is_none() && config.exports.is_empty() {
         let message = "nothing to serve; name an image, or a configuration file with an [[export]] (--config)";
         return Err(one(Problem::new(&Origin::CommandLine, message)));
     }
