@@ -370,7 +370,12 @@ check "diff: write-back" differs "vm/dirty_ratio: 7, configured 0"
 check "diff: what no file can say" differs "note: not for a file: export extra is on the command line, which wins over a file; change it there"
 check "save --print shows the file" bash -c '"$1" ctl "$2" save --print | grep -q "^nr_requests = 33 "' - "$HEADWORKS" "$CONTROL"
 check "and writes nothing" test ! -e "$DIR/main.d/99-ctl.toml"
+unwritten() { mkdir "$DIR/main.d/99-ctl.toml" && ! ctl save 2>/dev/null; rmdir "$DIR/main.d/99-ctl.toml" && differs "exports/db/weight: 123, configured 400"; }
+mkdir -p "$DIR/main.d"
+check "a save that fails changes nothing" unwritten
 check "save writes a drop-in" bash -c '"$1" ctl "$2" save | grep -q "main.d/99-ctl.toml: .* changes saved"' - "$HEADWORKS" "$CONTROL"
+check "what is saved differs no longer" bash -c '! "$1" ctl "$2" diff | grep -q "^exports/db/weight"' - "$HEADWORKS" "$CONTROL"
+check "as JSON" bash -c '"$1" ctl "$2" --json save | python3 -c "import json, sys; assert json.load(sys.stdin)[\"file\"] is None"' - "$HEADWORKS" "$CONTROL"
 check "which check accepts" "$HEADWORKS" check "$FILE"
 check "a reload has nothing to change" reload
 gone() { ! differs "$1"; }

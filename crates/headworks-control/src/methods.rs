@@ -283,7 +283,7 @@ methods! {
 
     /// Compares the running server with its configuration files.
     "diff" Diff {
-        /// with true the text is written to a file that is read with the configuration: what is taken back later is then a difference, too
+        /// with true the text is in a file that is read with the configuration, and the server is compared with it from then on
         save: bool,
     } -> answers::Diff;
 

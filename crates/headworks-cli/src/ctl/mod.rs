@@ -235,7 +235,14 @@ fn tell(options: &CtlArgs, socket: &Path, answer: &Value) -> Result<ExitCode, St
         _ => String::new(),
     };
     let text = match (&options.command, options.json) {
-        (CtlCommand::Save { print }, _) => save::save(&unescaped(answer)?, *print)?,
+        (CtlCommand::Save { print: false }, is_json) => {
+            let saved = save::save(|saved| call(socket, &methods::Diff { save: saved }))?;
+            match is_json {
+                true => format!("{:#}\n", saved.json()?),
+                false => saved.show(),
+            }
+        }
+        (CtlCommand::Save { print: true }, false) => save::print(&unescaped(answer)?)?,
         (_, true) => format!("{answer:#}\n"),
         (command, false) => show(command, answer)? + &notes,
     };
@@ -285,8 +292,7 @@ fn request(command: &CtlCommand) -> Result<(Method, Params), String> {
         CtlCommand::Diskstats => sent(&methods::Diskstats {}),
         CtlCommand::Export(command) => command.request(),
         CtlCommand::Tenant(command) => command.request(),
-        CtlCommand::Diff => sent(&methods::Diff::default()),
-        CtlCommand::Save { print } => sent(&methods::Diff { save: !print }),
+        CtlCommand::Diff | CtlCommand::Save { .. } => sent(&methods::Diff::default()),
         CtlCommand::Latency { export } => sent(&methods::Histograms { export: export.clone() }),
         CtlCommand::Why { export, op, since } => sent(&methods::Why {
             export: export.clone(),
@@ -350,7 +356,7 @@ fn show(command: &CtlCommand, answer: &Value) -> Result<String, String> {
         CtlCommand::Diskstats => read::<Vec<_>>(answer)?.iter().map(diskstats_line).collect(),
         CtlCommand::Export(command) => command.show(answer)?,
         CtlCommand::Tenant(command) => command.show(answer)?,
-        CtlCommand::Diff => save::show_diff(&read(answer)?, answer),
+        CtlCommand::Diff => save::show_diff(&read(answer)?),
         // Written by `tell`.
         CtlCommand::Save { .. } => String::new(),
         CtlCommand::Connections => show_connections(&read::<Vec<_>>(answer)?),

@@ -4,14 +4,14 @@
 //! (`FILE.d/99-ctl.toml`), what it said before is kept where it is not said anew, and it is replaced as a whole, so that a
 //! reload never reads half of it.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use headworks_control::answers::{Diff, Difference};
 use headworks_server::config::{ConfigFile, Origin, TEXT_MAX};
-use serde::Deserialize;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::ctl::plain;
@@ -23,8 +23,8 @@ const DROP_IN: &str = "99-ctl.toml";
 
 const HEAD: &str = "# Written by `headworks ctl save`: what ctl changed. Later saves add to it; it may be edited or removed.\n";
 
-/// Formats the differences, one line each: `diff` as it may be shown, `answer` as the server has it, whose text is a file.
-pub fn show_diff(diff: &Diff, answer: &Value) -> String {
+/// Formats the differences, one line each.
+pub fn show_diff(diff: &Diff) -> String {
     let word = |value: &Value| if value.is_null() { "none".to_owned() } else { plain(value) };
     let line = |change: &Difference| {
         let (configured, running) = (word(&change.configured), word(&change.running));
@@ -32,65 +32,129 @@ pub fn show_diff(diff: &Diff, answer: &Value) -> String {
     };
     match diff.changes.is_empty() {
         true => "no differences\n".to_owned(),
-        false => {
-            diff.changes.iter().map(line).collect::<String>() + &notes(diff) + &saved(diff, answer)
-        }
+        false => diff.changes.iter().map(line).collect::<String>() + &notes(&diff.unsaved),
     }
-}
-
-/// Where the differences are saved already, if they are: they last until the server reads its files again.
-fn saved(shown: &Diff, answer: &Value) -> String {
-    let Ok(diff) = Diff::deserialize(answer) else { return String::new() };
-    let path = drop_in(&diff).ok();
-    let text = path.as_ref().and_then(|path| read_named_text(path, TEXT_MAX as u64).ok());
-    let before = text.and_then(|text| parse("the drop-in", &text).ok());
-    let changes = parse("the server's answer", &diff.text).unwrap_or_default();
-    match drop_in(shown).ok().zip(before) {
-        Some((path, before))
-            if changes != ConfigFile::default()
-                && said(before.clone().merged(changes)) == said(before.clone()) =>
-        {
-            format!("note: {} has them; `reload` takes them in\n", path.display())
-        }
-        _ => String::new(),
-    }
-}
-
-/// What a configuration says, without the order and the places of its values.
-fn said(file: ConfigFile) -> BTreeSet<String> {
-    let text = text(file);
-    let values = text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
-    values.filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 /// What a save leaves out.
-fn notes(diff: &Diff) -> String {
-    diff.unsaved.iter().map(|why| format!("note: not for a file: {why}\n")).collect()
+fn notes(unsaved: &[String]) -> String {
+    unsaved.iter().map(|why| format!("note: not for a file: {why}\n")).collect()
 }
 
-/// Writes the drop-in, or returns its text with `print`; returns the text for the user.
+/// What a save did.
+#[derive(Serialize)]
+pub struct Saved {
+    /// The drop-in that was written; none if there was nothing to save.
+    file: Option<PathBuf>,
+    /// Number of changes in it.
+    changes: usize,
+    /// What no file can say, and why.
+    unsaved: Vec<String>,
+    /// Why the server does not know of it.
+    untold: Option<String>,
+}
+
+impl Saved {
+    fn new(file: Option<&Path>, diff: Diff, untold: Option<String>) -> Self {
+        let changes = count(&diff);
+        Self { file: file.map(Path::to_owned), changes, unsaved: diff.unsaved, untold }
+    }
+
+    /// The same as one JSON object, for programs.
+    pub fn json(&self) -> Result<Value, String> {
+        serde_json::to_value(self).map_err(|error| format!("this cannot be said as JSON: {error}"))
+    }
+
+    /// The sentences for the user.
+    pub fn show(&self) -> String {
+        let said = self.file.as_ref().map_or("nothing to save\n".to_owned(), |path| {
+            let changes = match self.changes {
+                1 => "1 change".to_owned(),
+                changes => format!("{changes} changes"),
+            };
+            format!("{}: {changes} saved; a restart keeps them\n", path.display())
+        });
+        let untold = self.untold.as_ref().map_or(String::new(), |why| {
+            format!("note: the server was not told, and `diff` lists them until a reload: {why}\n")
+        });
+        said + &notes(&self.unsaved) + &untold
+    }
+}
+
+/// Number of differences that a file can say.
+fn count(diff: &Diff) -> usize {
+    diff.changes.len().saturating_sub(diff.unsaved.len())
+}
+
+/// Writes what differs to the drop-in. `diff` asks for the differences, with true so that the server takes them for configured: after
+/// they were written, because a drop-in that cannot be written configures nothing. Saves take turns, so the file has what the server takes
+/// for configured, whatever is changed meanwhile.
 ///
 /// # Errors
 /// The server has no configuration file, or the drop-in cannot be read or written.
-pub fn save(result: &Diff, print: bool) -> Result<String, String> {
-    let changes = parse("the server's answer", &result.text)?;
-    let count = result.changes.len().saturating_sub(result.unsaved.len());
-    if print {
-        return Ok(text(changes) + &notes(result));
+pub fn save(mut diff: impl FnMut(bool) -> Result<Diff, String>) -> Result<Saved, String> {
+    let first = diff(false)?;
+    let path = drop_in(&first)?;
+    if changes(&first)? == ConfigFile::default() {
+        return Ok(Saved::new(None, first, None));
     }
-    let path = drop_in(result)?;
-    if changes == ConfigFile::default() {
-        return Ok("nothing to save\n".to_owned() + &notes(result));
-    }
+    let cannot_write = |error| format!("cannot write {}: {error}", path.display());
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let _turn = take_turn(folder).map_err(cannot_write)?;
+    let now = diff(false)?;
     let before = match read_named_text(&path, TEXT_MAX as u64) {
         Ok(text) => parse(&path.to_string_lossy(), &text)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => ConfigFile::default(),
         Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     };
-    replace(&path, &text(before.merged(changes)))
-        .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    let changes = if count == 1 { "1 change".to_owned() } else { format!("{count} changes") };
-    Ok(format!("{}: {changes} saved; a restart keeps them\n", path.display()) + &notes(result))
+    let write = |diff: &Diff| {
+        let text = text(before.clone().merged(changes(diff)?));
+        if text.len() > TEXT_MAX {
+            return Err(format!(
+                "{} would have more than {TEXT_MAX} bytes, which no start reads; move sections of it to other files of {}",
+                path.display(),
+                folder.display()
+            ));
+        }
+        replace(&path, &text).map_err(cannot_write)
+    };
+    write(&now)?;
+    let then = match diff(true) {
+        Ok(then) => then,
+        Err(why) => return Ok(Saved::new(Some(&path), now, Some(why))),
+    };
+    if then.text != now.text {
+        write(&then)?;
+    }
+    Ok(Saved::new(Some(&path), then, None))
+}
+
+/// Returns what a drop-in would say.
+///
+/// # Errors
+/// The server's answer is no configuration.
+pub fn print(diff: &Diff) -> Result<String, String> {
+    Ok(text(changes(diff)?) + &notes(&diff.unsaved))
+}
+
+/// Waits for other saves of the same configuration; the lock ends with the file.
+fn take_turn(folder: &Path) -> io::Result<fs::File> {
+    fs::create_dir_all(folder)?;
+    let file = fs::File::open(folder)?;
+    loop {
+        // SAFETY: a descriptor that is open during the call.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
+            return Ok(file);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn changes(diff: &Diff) -> Result<ConfigFile, String> {
+    parse("the server's answer", &diff.text)
 }
 
 fn parse(name: &str, text: &str) -> Result<ConfigFile, String> {
@@ -111,8 +175,6 @@ fn drop_in(result: &Diff) -> Result<PathBuf, String> {
 
 /// Replaces a file as a whole, durably.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
     // Not *.toml: a reload must not read it.
     let new = path.with_extension("new");
     let mut file = fs::File::create(&new)?;
@@ -125,14 +187,15 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
     use serde_json::json;
 
     fn show_diff(answer: &Value) -> String {
-        super::show_diff(&crate::ctl::read(answer).unwrap(), answer)
+        super::show_diff(&crate::ctl::read(answer).unwrap())
     }
 
-    fn save(answer: &Value, print: bool) -> Result<String, String> {
-        super::save(&Diff::deserialize(answer).unwrap(), print)
+    fn save(answer: &Value) -> Result<String, String> {
+        super::save(|_| Ok(Diff::deserialize(answer).unwrap())).map(|saved| saved.show())
     }
 
     #[test]
@@ -153,23 +216,6 @@ mod tests {
     }
 
     #[test]
-    fn differences_that_are_saved_are_said_to_be() {
-        let folder = std::env::temp_dir().join(format!("hw-saved-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let of = |text: &str| {
-            json!({ "config": folder.join("main.toml"), "text": text, "unsaved": [],
-                "changes": [{ "path": "vm/dirty_bytes", "configured": "0", "running": "4M" }] })
-        };
-        let (some, other) =
-            (of("[server.vm]\ndirty_bytes = \"4M\"\n"), of("[server.vm]\ndirty_bytes = \"5M\"\n"));
-        assert!(!show_diff(&some).contains("note"), "{}", show_diff(&some));
-        save(&some, false).unwrap();
-        assert!(show_diff(&some).ends_with("99-ctl.toml has them; `reload` takes them in\n"));
-        assert!(!show_diff(&other).contains("note"), "another value is not saved");
-        fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
     fn drop_in_keeps_what_was_saved_before() {
         let folder = std::env::temp_dir().join(format!("hw-save-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -177,24 +223,64 @@ mod tests {
             json!({ "config": folder.join("main.toml"), "text": text, "unsaved": [],
                 "changes": [{ "path": "x" }] })
         };
-        let said = save(&answer("[server.vm]\ndirty_bytes = \"4M\"\n"), false).unwrap();
+        let said = save(&answer("[server.vm]\ndirty_bytes = \"4M\"\n")).unwrap();
         assert!(said.contains("main.d/99-ctl.toml: 1 change saved"), "{said}");
-        save(
-            &answer("[server.queue]\nnr_requests = 7\n[server.vm]\ndirty_bytes = \"5M\"\n"),
-            false,
-        )
-        .unwrap();
+        save(&answer("[server.queue]\nnr_requests = 7\n[server.vm]\ndirty_bytes = \"5M\"\n"))
+            .unwrap();
         let file = fs::read_to_string(folder.join("main.d/99-ctl.toml")).unwrap();
         let read = ConfigFile::parse("f", &file).unwrap();
         assert_eq!((read.vm.len(), read.vm[0].value), (1, 5 << 20), "{file}");
         assert_eq!(read.queue[0].value, 7);
-        assert_eq!(save(&answer("[server]\n"), false).unwrap(), "nothing to save\n");
+        assert_eq!(save(&answer("[server]\n")).unwrap(), "nothing to save\n");
         assert_eq!(fs::read_dir(folder.join("main.d")).unwrap().count(), 1, "nothing else is left");
-        let printed = save(&answer("[server.queue]\nnr_requests = 8\n"), true).unwrap();
+        let printed = Diff::deserialize(&answer("[server.queue]\nnr_requests = 8\n")).unwrap();
+        let printed = print(&printed).unwrap();
         assert!(printed.starts_with("# Written by") && printed.contains("nr_requests = 8"));
-        let refused =
-            save(&json!({ "config": null, "text": "", "unsaved": [], "changes": [] }), false);
+        let refused = save(&json!({ "config": null, "text": "", "unsaved": [], "changes": [] }));
         assert!(refused.unwrap_err().contains("no configuration file"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn drop_in_has_what_the_server_takes_for_configured() {
+        let folder = std::env::temp_dir().join(format!("hw-turns-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let diff = |text: &str| {
+            let answer = json!({ "config": folder.join("main.toml"), "text": text, "unsaved": [],
+                "changes": [{ "path": "x" }] });
+            Diff::deserialize(&answer).unwrap()
+        };
+        let path = folder.join("main.d/99-ctl.toml");
+        let values = || {
+            let read = ConfigFile::parse("f", &fs::read_to_string(&path).unwrap()).unwrap();
+            read.queue.iter().map(|tuned| tuned.value).collect::<Vec<_>>()
+        };
+        let said = |text: &str, then: &str| {
+            let saved = super::save(|saved| {
+                assert!(
+                    !saved || path.exists(),
+                    "nothing is taken for configured before it is written"
+                );
+                Ok(diff(if saved { then } else { text }))
+            });
+            saved.map(|saved| saved.show())
+        };
+        let [one, other] =
+            ["[server.queue]\nnr_requests = 7\n", "[server.queue]\nnr_requests = 8\n"];
+        said(one, other).unwrap();
+        assert_eq!(values(), [8], "changed meanwhile");
+        said("[server.queue]\nnomerges = 1\n", "[server]\n").unwrap();
+        assert_eq!(values(), [8], "taken back meanwhile");
+        let lost = super::save(|saved| match saved {
+            true => Err("it ended".to_owned()),
+            false => Ok(diff(one)),
+        });
+        assert!(lost.unwrap().show().contains("the server was not told, and `diff`"));
+        assert_eq!(values(), [7]);
+        let long =
+            format!("[[export]]\nname = 'a'\nfile.path = '/{}'\n", "x".repeat(TEXT_MAX - 99));
+        assert!(said(&long, &long).unwrap_err().contains("which no start reads"));
+        assert_eq!(values(), [7], "it is as it was");
         fs::remove_dir_all(&folder).unwrap();
     }
 }

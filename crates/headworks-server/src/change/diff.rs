@@ -27,9 +27,10 @@ use super::retune::dirty_changes;
 use super::tenants::diff_tenants;
 use crate::config::{
     ConfigFile, DeviceSection, ExportSection, Origin, Setting, Tuned, Value as ConfigValue,
-    is_probed,
+    is_probed, size_word,
 };
 use crate::control::exports::{Export, ExportState};
+use crate::control::inventory::Inventory;
 use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
 use crate::exports::assemble::{ExportSource, ExportSpec, shown_name};
@@ -85,8 +86,7 @@ pub(super) struct RunningQueue {
 pub fn diff(live: &LiveChanges, asked: &methods::Diff) -> Result<answers::Diff, RpcFault> {
     let mut found = differences(live, DropInReader::LaterStart)?;
     if asked.save {
-        let mut saved = lock(&live.saved);
-        *saved = std::mem::take(&mut *saved).merged(found.file.clone());
+        super::saved::note_saved(live, &found.file);
     }
     diff_after_restart(live, &mut found);
     Ok(answers::Diff {
@@ -121,7 +121,6 @@ pub(super) fn differences(
     let queues = running_queues(live)?;
     diff_queues(live, &queues, &mut found);
     diff_dirty(live, &mut found);
-    super::saved::differences(live, &queues, &mut found);
     Ok(found)
 }
 
@@ -135,14 +134,24 @@ fn diff_exports(live: &LiveChanges, reader: DropInReader, found: &mut Difference
     };
     for export in exports.values() {
         if matches!(export.state, ExportState::Serving) {
-            diff_export(live, reader, export, found);
+            diff_export(live, reader, (&inventory, &configured), export, found);
         }
     }
     for gone in configured.iter().filter(|spec| !is_there(&spec.name)) {
-        let path = format!("exports/{}", shown_name(&gone.name));
-        found.add(&path, words(gone), Value::Null);
-        found.file.exports.push(ExportSection::disabled(&gone.name, &Origin::Control));
+        let name = shown_name(&gone.name);
+        found.add(&format!("exports/{name}"), words(gone), Value::Null);
+        match reader.takes(gone.source) {
+            true => {
+                found.file.exports.push(ExportSection::disabled(&gone.name, &Origin::Control));
+            }
+            false => found.unsaved.push(on_command_line("export", name)),
+        }
     }
+}
+
+/// Why a change is not saved.
+pub(super) fn on_command_line(what: &str, name: &str) -> String {
+    format!("{what} {name} is on the command line, which wins over a file; change it there")
 }
 
 /// Limits of the whole server: a file says all of them.
@@ -266,7 +275,13 @@ fn diff_dirty(live: &LiveChanges, found: &mut Differences) {
 }
 
 /// Adds an export to what `diff` finds, if an option of it differs or `ctl` has added it.
-fn diff_export(live: &LiveChanges, reader: DropInReader, export: &Export, found: &mut Differences) {
+fn diff_export(
+    live: &LiveChanges,
+    reader: DropInReader,
+    (inventory, configured): (&Inventory, &[ExportSpec]),
+    export: &Export,
+    found: &mut Differences,
+) {
     let (spec, now) = (&export.spec, &export.now.options);
     let (name, share) = (shown_name(&spec.name), &spec.share);
     let is_added = spec.source == ExportSource::Control;
@@ -279,20 +294,35 @@ fn diff_export(live: &LiveChanges, reader: DropInReader, export: &Export, found:
             found.add(&format!("exports/{name}/{key}"), old, new);
         }
     }
+    // An image keeps its size itself.
+    let size = spec.spec.size_without_image().map(|given| {
+        let volume = inventory.volumes.get(&export.volume.0);
+        [given, volume.map_or(given, |volume| volume.config.options.size)]
+    });
+    if let Some([old, new]) = size.filter(|[old, new]| old != new) {
+        found.add(&format!("exports/{name}/size"), size_word(old).into(), size_word(new).into());
+    }
     if found.changes.len() == before {
         return;
     }
-    match section_now(live, export).filter(|_| reader.takes(spec.source)) {
+    let section = section_now(live, configured, export, size.map(|[_, new]| new));
+    match section.filter(|_| reader.takes(spec.source)) {
         Some(section) => found.file.exports.push(section),
-        None => found.unsaved.push(format!(
-            "export {name} is on the command line, which wins over a file; change it there"
-        )),
+        None => found.unsaved.push(on_command_line("export", name)),
     }
 }
 
-/// The section of an export as it runs.
-pub(super) fn section_now(live: &LiveChanges, export: &Export) -> Option<ExportSection> {
-    let (spec, now) = (&export.spec, &export.now.options);
+/// The section of an export as it runs, with the size of a device that is no image. What only a restart changes is said as it is configured.
+fn section_now(
+    live: &LiveChanges,
+    configured: &[ExportSpec],
+    export: &Export,
+    size: Option<u64>,
+) -> Option<ExportSection> {
+    let (running, now) = (&export.spec, &export.now.options);
+    let is_of_file = running.source != ExportSource::Control;
+    let known = configured.iter().find(|spec| is_of_file && spec.name == running.name);
+    let spec = known.unwrap_or(running);
     let mut said = spec.share;
     ExportOption::ALL
         .iter()
@@ -302,7 +332,11 @@ pub(super) fn section_now(live: &LiveChanges, export: &Export) -> Option<ExportS
     if live.settings.tenants().iter().next().is_some() {
         said.tenant = said.tenant.or(TenantName::parse(NONE).ok());
     }
-    ExportSection::of(spec, &said, &Origin::Control)
+    let mut section = ExportSection::of(spec, &said, &Origin::Control)?;
+    if let Some(size) = size.filter(|_| spec.spec == running.spec) {
+        section.set_size(size);
+    }
+    Some(section)
 }
 
 /// Adds what exports will have after a restart alone, because a reload refused to change it: the configuration has it already, so there is

@@ -68,6 +68,17 @@ impl LiveAccess {
         self.wanted()
     }
 
+    /// Takes what was written to a drop-in for configured.
+    pub fn note_saved(&mut self, saved: &ConfigFile) {
+        for ListenSection { name, .. } in &saved.listeners {
+            match self.added.iter().position(|(_, spec)| spec.name == *name) {
+                Some(at) => self.configured.listeners.push(self.added.remove(at).1),
+                None => self.configured.listeners.retain(|spec| spec.name != *name),
+            }
+            self.removed.retain(|removed| removed != name);
+        }
+    }
+
     /// Names of listeners of the configuration that `ctl` has removed.
     pub fn removed(&self) -> &[String] {
         &self.removed

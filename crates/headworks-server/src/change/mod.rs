@@ -112,8 +112,6 @@ pub struct LiveChanges {
     config: Option<PathBuf>,
     /// What was changed in the server that this one has replaced, and saved nowhere.
     inherited: ConfigFile,
-    /// What `ctl save` has written since the configuration was loaded.
-    saved: Mutex<ConfigFile>,
     /// Exports that were given up, until their devices answer.
     abandoned: AbandonedExports,
     /// The sockets on which clients connect.
@@ -151,7 +149,6 @@ impl LiveChanges {
             configured_tenants: Mutex::default(),
             config: None,
             inherited: ConfigFile::default(),
-            saved: Mutex::default(),
             abandoned: AbandonedExports::default(),
             listeners: Arc::default(),
             client_limits: ServerOptions::default().connection_limits(),

@@ -12,7 +12,6 @@ use super::absent::{put_absent, take_absent};
 use super::add::add;
 use super::remove::remove;
 use super::{LiveChanges, RemovalWay};
-use crate::config::ConfigFile;
 use crate::control::exports::{Export, ExportState};
 use crate::control::tree::lock;
 use crate::exports::assemble::side_by_side::side_by_side;
@@ -68,7 +67,6 @@ struct ServedFile {
 pub fn reconcile(live: &LiveChanges, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
     assemble::check_exports(&wanted)?;
     *lock(&live.configured) = wanted.clone();
-    *lock(&live.saved) = ConfigFile::default();
     let mut reload = ReloadReport::default();
     // Exports whose removal is in progress count as gone; adding one of them may fail.
     let (mut there, mut unfinished) = (Vec::new(), Vec::new());

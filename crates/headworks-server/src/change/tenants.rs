@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use headworks_core::{Op, TenantId, VolumeId};
 use serde_json::Value;
 
-use super::diff::DropInReader;
+use super::diff::{DropInReader, on_command_line};
 use super::exports::export_reports;
 use super::exports::some_target;
 use super::{LiveChanges, wrong};
@@ -256,9 +256,9 @@ pub(super) fn diff_tenants(
             continue;
         }
         match spec.source {
-            source if !reader.takes(source) => unsaved.push(format!(
-                "tenant {name} is on the command line, which wins over a file; change it there"
-            )),
+            source if !reader.takes(source) => {
+                unsaved.push(on_command_line("tenant", name.as_str()));
+            }
             _ => {
                 let current = TenantSpec { options: *now, ..*spec };
                 let mut section = TenantSection::of(&current, &Origin::Control);
@@ -284,7 +284,13 @@ pub(super) fn diff_tenants(
             let words: Vec<String> =
                 words.iter().map(|(key, word)| format!("{key}={word}")).collect();
             found(&format!("tenants/{}", gone.name), words.join(",").into(), Value::Null);
-            file.tenants.push(TenantSection::disabled(gone.name.as_str(), &Origin::Control));
+            match reader.takes(gone.source) {
+                true => {
+                    let name = gone.name.as_str();
+                    file.tenants.push(TenantSection::disabled(name, &Origin::Control));
+                }
+                false => unsaved.push(on_command_line("tenant", gone.name.as_str())),
+            }
         }
     }
 }

@@ -20,9 +20,10 @@ use toml::de::{DeTable, DeValue};
 use super::listen::read_patterns;
 use super::problem::{Origin, Problem};
 use super::read::{Reader, Setting, TomlEntry, Value, disabled, entries, unknown};
+use super::write::size_word;
 use crate::exports::assemble::ExportSpec;
 use crate::spec::option_table::OptionTable;
-use crate::spec::units::parse_switch;
+use crate::spec::units::{parse_size, parse_switch};
 use crate::spec::{ExportOption, ExportOptions, Layer, Part, Spec};
 
 /// Longest name that fits an NBD message.
@@ -144,6 +145,20 @@ impl ExportSection {
         }
         section.settings.sort_by(|one, other| one.name.cmp(&other.name));
         Some(section)
+    }
+
+    /// Sets the size of its device, which may be said in other words.
+    pub(crate) fn set_size(&mut self, size: u64) {
+        let Some(base) = self.parts.last_mut() else { return };
+        let is_said =
+            |setting: &Setting| setting.name == "size" && parse_size(setting.word()) == Ok(size);
+        if base.settings.iter().any(is_said) {
+            return;
+        }
+        let (name, value) = ("size".to_owned(), Value::Word(size_word(size)));
+        base.settings.retain(|setting| setting.name != name);
+        base.settings.push(Setting { name, value, origin: base.origin.clone() });
+        base.settings.sort_by(|one, other| one.name.cmp(&other.name));
     }
 
     /// The same values with one origin.

@@ -54,6 +54,7 @@ pub use tunables::{
     DirtySettings, QueueSettings, Tuned, dirty_options, is_probed, is_settable, other_way,
     parse_dirty, tune_dirty, tune_queue,
 };
+pub(crate) use write::size_word;
 
 /// Longest text of a configuration in bytes.
 pub const TEXT_MAX: usize = 1 << 20;

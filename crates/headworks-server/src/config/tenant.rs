@@ -89,6 +89,14 @@ impl TenantSection {
         self
     }
 
+    /// The section over what was configured before.
+    pub(crate) fn over(&self, before: Option<&TenantSpec>) -> Self {
+        let Some(before) = before else { return self.clone() };
+        let mut whole = Self::of(before, &self.origin);
+        whole.merge(self.clone());
+        whole
+    }
+
     /// Replaces what `later` says; a list is kept if it has none.
     pub(super) fn merge(&mut self, later: Self) {
         if later.is_enabled() == Ok(false) {

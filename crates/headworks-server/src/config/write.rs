@@ -114,7 +114,7 @@ fn queue_word(tuned: &Tuned<Tunable>) -> String {
 
 fn dirty_word(tuned: &Tuned<DirtyTunable>) -> String {
     if tuned.tunable.is_bytes() {
-        return word("", &size(tuned.value));
+        return word("", &size_word(tuned.value));
     }
     let words = tuned.tunable.words().unwrap_or_default();
     let choice = usize::try_from(tuned.value).ok().filter(|_| tuned.tunable.words().is_some());
@@ -187,7 +187,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// Bytes in the largest unit that is exact.
-fn size(bytes: u64) -> String {
+pub fn size_word(bytes: u64) -> String {
     let unit = "KMGT".char_indices().rev().find(|(index, _)| {
         let step = 1u64 << (10 * (index + 1));
         bytes > 0 && bytes.is_multiple_of(step)

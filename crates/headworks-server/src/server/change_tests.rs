@@ -211,7 +211,7 @@ fn what_was_saved_and_taken_back_is_a_difference() {
     );
     add("add-tenant", "tenant", "later");
     let saved = diff(true)["text"].as_str().unwrap().to_owned();
-    assert_eq!(diff(true)["text"], saved.as_str(), "nothing was taken back");
+    assert_eq!(diff(true)["changes"], json!([]), "it is configured now");
     set(
         json!({ "exports/b/weight": 100, "exports/a1/tenant": "none", "tenants/acme/weight": 70, "tenants/acme/bps-read": "none",
         "server/iops-read": "none", "hw0/queue/nr_requests": 256, "hw1/queue/nr_requests": 256, "vm/dirty_expire_centisecs": 3000, "vm/dirty_ratio": 20 }),
@@ -226,16 +226,16 @@ fn what_was_saved_and_taken_back_is_a_difference() {
         .map(|one| one["path"].as_str().unwrap())
         .collect();
     for path in [
-        "exports/a1",
-        "exports/b",
+        "exports/a1/tenant",
+        "exports/b/weight",
         "exports/x",
         "tenants/acme/weight",
         "tenants/acme/bps-read",
         "tenants/later",
-        "server/limit",
+        "server/iops-read",
         "hw0/queue/nr_requests",
         "vm/dirty_expire_centisecs",
-        "vm/dirty_bytes",
+        "vm/dirty_ratio",
     ] {
         assert!(found.contains(&path), "{path} of {now:#}");
     }
@@ -270,12 +270,70 @@ fn what_was_saved_and_taken_back_is_a_difference() {
             "{vm:?}"
         );
     }
-    assert!(
-        !diff(true)["changes"].as_array().unwrap().iter().any(|one| one["path"] != "exports/a1"),
-        "the file has all of it"
-    );
+    assert_eq!(diff(false)["changes"], json!([]), "the file has all of it");
     server.reloader().reconcile(specs.to_vec()).unwrap();
-    assert_eq!(diff(false)["changes"], json!([]), "it is compared with what was loaded");
+    assert_eq!(diff(false)["changes"], json!([]), "and as it was loaded");
+    end(server);
+}
+
+#[test]
+fn save_and_reload_know_the_size_of_a_device_without_an_image() {
+    let file = [spec("a=mem:size=1M"), spec("b=delay:read=1ms,of=null:size=1M")];
+    let server = Server::start(Assembly::new(&file).unwrap(), &options(1), || ()).unwrap();
+    let diff = |save: bool| call(&server, "diff", json!({ "save": save })).unwrap();
+    assert_eq!(diff(false)["changes"], json!([]));
+    for name in ["a", "b"] {
+        call(&server, "resize", json!({ "export": name, "size": "2M" })).unwrap();
+    }
+    let asked = json!({ "export": "a", "size": "7E" });
+    let refused = call(&server, "resize", asked).unwrap_err();
+    assert!(refused.starts_with("size: the device cannot have 7 EiB: "), "{refused}");
+    let change = |name: &str| json!({ "path": format!("exports/{name}/size"), "configured": "1M", "running": "2M" });
+    assert_eq!(diff(false)["changes"], json!([change("a"), change("b")]));
+    let kept = |wanted: &[ExportSpec]| server.reloader().reconcile(wanted.to_vec()).unwrap();
+    assert_eq!(kept(&file), ReloadReport::default(), "a size of ctl stays");
+    let saved = diff(true);
+    let read = ConfigFile::parse("f", saved["text"].as_str().unwrap()).unwrap();
+    let words: Vec<_> = read.exports.iter().map(ExportSection::words).collect();
+    assert_eq!(words, ["mem:size=2M", "delay:read=1ms,of=null:size=2M"]);
+    assert_eq!(diff(false)["changes"], json!([]));
+    let larger = [spec("a=mem:size=2M"), spec("b=delay:read=1ms,of=null:size=2M")];
+    assert_eq!(kept(&larger), ReloadReport::default(), "the file has it");
+    assert_eq!(diff(false)["changes"], json!([]));
+    end(server);
+}
+
+#[test]
+fn save_of_a_weight_keeps_what_a_restart_changes() {
+    let server = server(&["a=null:size=1M"], &options(1));
+    let edited = [spec("a=null:size=3M")];
+    assert_eq!(server.reloader().reconcile(edited.to_vec()).unwrap().kept.len(), 1);
+    call(&server, "set", json!({ "path": "exports/a/weight", "value": 300 })).unwrap();
+    let saved = call(&server, "diff", json!({ "save": true })).unwrap();
+    let read = ConfigFile::parse("f", saved["text"].as_str().unwrap()).unwrap();
+    assert_eq!(read.exports[0].words(), "null:size=3M,weight=300", "the file's image");
+    let after = call(&server, "diff", json!({})).unwrap();
+    let paths = [json!("exports/a/image")];
+    let changes = after["changes"].as_array().unwrap();
+    assert_eq!(changes.iter().map(|one| one["path"].clone()).collect::<Vec<_>>(), paths);
+    end(server);
+}
+
+#[test]
+fn what_the_command_line_says_is_not_for_a_file() {
+    let given = |words: &str| ExportSpec { source: ExportSource::CommandLine, ..spec(words) };
+    let specs = [given("a=null:size=1M"), given("b=null:size=1M")];
+    let server = Server::start(Assembly::new(&specs).unwrap(), &options(1), || ()).unwrap();
+    call(&server, "remove", json!({ "export": "a" })).unwrap();
+    let diff = || call(&server, "diff", json!({ "save": true })).unwrap();
+    for _ in 0..2 {
+        let found = diff();
+        assert_eq!(found["text"], "[server]\n");
+        assert_eq!(found["changes"][0]["path"], "exports/a");
+        assert!(found["unsaved"][0].as_str().unwrap().contains("a is on the command line"));
+    }
+    let text = crate::change::diff::for_successor(server.service.changes()).unwrap();
+    assert!(text.contains("enabled = false"), "{text}");
     end(server);
 }
 

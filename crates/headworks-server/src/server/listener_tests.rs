@@ -193,6 +193,7 @@ fn listener_of_ctl_outlives_reloads_and_is_saved() {
     }
     assert_eq!(saved(), text, "nothing of what was refused is left");
     call(&server, "diff", json!({ "save": true })).unwrap();
+    assert!(!saved().contains("listen"), "it is configured now: {}", saved());
     add("unix=short,name=short").unwrap();
     call(&server, "diff", json!({ "save": true })).unwrap();
     call(&server, "remove-listener", json!({ "listener": "short" })).unwrap();
@@ -201,9 +202,10 @@ fn listener_of_ctl_outlives_reloads_and_is_saved() {
         now.contains("name = \"short\"") && now.contains("enabled = false"),
         "saved, and gone: {now}"
     );
-    let own = ExportSpec::parse("a=null:size=1M,tenant=acme", false).unwrap();
-    server.reloader().reconcile(vec![own]).unwrap();
-    assert_eq!(saved(), text, "it is compared with what was loaded");
+    call(&server, "diff", json!({ "save": true })).unwrap();
+    assert_eq!(reload().changed.len(), 1, "no file has `late` any more");
+    assert!(!folder.0.join("late").exists() && !saved().contains("listen"), "{}", saved());
+    add("unix=late,tenant=acme,name=late").unwrap();
     call(&server, "remove-listener", json!({ "listener": "stays" })).unwrap();
     assert!(!folder.0.join("stays").exists());
     assert!(saved().contains("name = \"stays\"") && saved().contains("enabled = false"));

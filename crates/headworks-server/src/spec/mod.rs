@@ -221,6 +221,14 @@ impl Spec {
         }
     }
 
+    /// Size of a device that is no image, and so keeps no size beyond the process; none of images.
+    pub(crate) fn size_without_image(&self) -> Option<u64> {
+        match self.base {
+            BaseDevice::Null { size } | BaseDevice::Mem { size } => size,
+            _ => None,
+        }
+    }
+
     /// Whether both describe one device; what a new image is made as and `format=raw` do not matter.
     pub(crate) fn is_same_device(&self, other: &Self) -> bool {
         let sizeless = |spec: &Self| {
