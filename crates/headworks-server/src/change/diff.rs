@@ -34,6 +34,7 @@ use crate::control::inventory::Inventory;
 use crate::control::report::{dirty_value, value};
 use crate::control::tree::{device_name, lock};
 use crate::exports::assemble::{ExportSource, ExportSpec, shown_name};
+use crate::reactor::messages::query::DeviceReport;
 use crate::spec::ExportOption;
 use crate::spec::limit_words::{LIMIT_KEYS, limit_word, limit_words};
 use crate::spec::option_table::OptionTable;
@@ -181,7 +182,9 @@ fn running_queues(live: &LiveChanges) -> Result<Vec<RunningQueue>, RpcFault> {
     let tree = live.tree.current();
     let mut queues = Vec::new();
     for node in &tree.devices {
-        let options = live.shards.device(&tree, node.id)?.options;
+        // It may have been removed meanwhile.
+        let report = live.tree.if_current(&tree, live.shards.device(&tree, node.id))?;
+        let Some(DeviceReport { options, .. }) = report else { continue };
         let inventory = lock(&live.inventory);
         let Some(entry) = inventory.devices.get(&node.id.0) else { continue };
         let (path, name) = (device_name(node.id), entry.name.clone());
