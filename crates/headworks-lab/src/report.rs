@@ -1,7 +1,7 @@
 //! Reports: rows with configuration and raw counts, then verdicts computed from the rows.
 //!
 //! ```text
-//!   run -> rows (configuration, whole numbers) -> judge(rows) -> verdicts: seed | baseline | ours | goal | distance
+//!   points -> run_each -> rows (configuration, whole numbers) -> judge(rows) -> verdicts: seed | baseline | ours | goal | distance
 //! ```
 //!
 //! The code that runs a model compares nothing; `judge` has only the rows, like a reader of the
@@ -10,6 +10,7 @@
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 
+use headworks_core::ConfigError;
 use serde_json::{Map, Value};
 
 /// The cell of a row with the settings that differ from the defaults.
@@ -585,6 +586,25 @@ impl Drop for Progress {
             eprint!("\r\x1b[K");
         }
     }
+}
+
+/// Runs each of the `points` of an experiment, which are the configurations of its rows, in their order; `name` is shown with the
+/// progress.
+///
+/// # Errors
+/// The first error of a run.
+pub fn run_each<P>(
+    name: &'static str,
+    points: &[P],
+    mut run: impl FnMut(&P) -> Result<Row, ConfigError>,
+) -> Result<Vec<Row>, ConfigError> {
+    let mut progress = Progress::new(name, points.len());
+    let step = |point| {
+        let row = run(point);
+        progress.step();
+        row
+    };
+    points.iter().map(step).collect()
 }
 
 /// Jain's fairness index of `shares`: 1 if all are equal, 1/n if one has everything; 1 for none.

@@ -11,8 +11,7 @@ use headworks_core::{ConfigError, DepthMode, Op, QueueOptions};
 use headworks_disks::TwoPoint;
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, Plugging};
-use crate::report::Progress;
-use crate::report::{Goal, Report, Row, SETTINGS, Verdict};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, run_each};
 use crate::row_filter::RowFilter;
 
 /// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224
@@ -48,12 +47,7 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 }
 
 fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
-    let mut progress = Progress::new("seed-004", RUNS.len());
-    let mut rows = Vec::new();
-    for run in RUNS {
-        rows.push(run_one(filter.seed, run, seconds)?);
-        progress.step();
-    }
+    let rows = run_each("seed-004", &RUNS, |&run| run_one(filter.seed, run, seconds))?;
     Ok(Report {
         title: "seed-004: a batch of neighbours reaches the device as one request".into(),
         notes: vec![

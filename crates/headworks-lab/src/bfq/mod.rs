@@ -20,7 +20,7 @@ mod run;
 
 use headworks_core::{ConfigError, Scheduler, Tunable};
 
-use crate::report::{Progress, Report, Row};
+use crate::report::{Report, run_each};
 use cases::{CASES, Case};
 use disks::Disk;
 pub use judge::judge;
@@ -94,14 +94,10 @@ pub fn run(filter: &BfqFilter) -> Result<Report, ConfigError> {
     if points.is_empty() {
         return Ok(Report::default());
     }
-    let mut progress = Progress::new("bfq", points.len());
-    let mut rows: Vec<Row> = Vec::new();
-    for point in &points {
+    let rows = run_each("bfq", &points, |point| {
         let Point { case, disk, variant, part } = *point;
-        rows.push(run::run(filter, case, disk, variant, part)?);
-        progress.step();
-    }
-    drop(progress);
+        run::run(filter, case, disk, variant, part)
+    })?;
     let notes = vec![
         "virtual time; first: the client that a goal names, rest: the others; none and mq-deadline have the gate's default shares".into(),
         "hdd-5400, hdd-10k and sata-qlc are disks that no elevator was tuned on".into(),

@@ -2,7 +2,7 @@
 
 use super::cases::Measure;
 use super::*;
-use crate::report::{Goal, Outcome, Verdict};
+use crate::report::{Goal, Outcome, Row, Verdict};
 use run::Bounds;
 
 fn filter(cases: &[&str], device: &str) -> BfqFilter {

@@ -20,7 +20,7 @@ use super::device::{Device, MIB};
 use super::mechanism::Setup;
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict, jain};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, jain, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "light clients beside heavy ones";
@@ -205,13 +205,9 @@ impl Length {
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
-    let mut progress = Progress::new("fairness of light clients", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.run(filter.seed, Length::of(point.device))?);
-        progress.step();
-    }
-    drop(progress);
+    let rows = run_each("fairness of light clients", &points, |point| {
+        point.run(filter.seed, Length::of(point.device))
+    })?;
     let notes = vec![format!(
         "light clients ask for 1/{LIGHT_PART} of the device's time (think time between an answer and the next request); \
          default options; write-out: a cache of {} MiB with the default dirty limits",

@@ -19,8 +19,7 @@ use headworks_disks::{Ssd, SsdProfile};
 
 use crate::baseline::{TagPolicy, WakeOptions};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::Progress;
-use crate::report::{Goal, Report, Row, SETTINGS, Verdict, jain};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, jain, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 /// Goal: the light job's p99 beside the others, as a multiple of its p99 alone.
@@ -119,13 +118,7 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 
 fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
-    let mut progress = Progress::new("fairness", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.run(filter.seed, seconds)?);
-        progress.step();
-    }
-    drop(progress);
+    let rows = run_each("fairness", &points, |point| point.run(filter.seed, seconds))?;
     let bounds = DISKS.map(|disk| {
         format!(
             "{}: hw_inflight_kb {}, max_sectors_kb {}; `unbounded` has the usual limits (0, 1280)",

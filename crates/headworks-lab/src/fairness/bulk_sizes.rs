@@ -25,7 +25,7 @@ use super::clients::KIB4;
 use super::device::{Device, MIB};
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "a light reader beside bulk of every size";
@@ -73,13 +73,8 @@ enum Clients {
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
-    let mut progress = Progress::new("fairness beside bulk of every size", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.row(filter.seed)?);
-        progress.step();
-    }
-    drop(progress);
+    let rows =
+        run_each("fairness beside bulk of every size", &points, |point| point.row(filter.seed))?;
     let notes = vec![format!(
         "an export each; the reader asks for 1/{LIGHT_PART} of the device, {BULK} others keep {BULK_DEPTH} requests each; default options"
     )];

@@ -24,7 +24,7 @@ use super::clients::KIB4;
 use super::device::{Device, MIB};
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, run_each};
 use crate::row_filter::RowFilter;
 
 const TABLE: &str = "flushes beside others";
@@ -94,13 +94,7 @@ pub(super) struct Point {
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
-    let mut progress = Progress::new("fairness of flushes", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.row(filter.seed)?);
-        progress.step();
-    }
-    drop(progress);
+    let rows = run_each("fairness of flushes", &points, |point| point.row(filter.seed))?;
     let notes = vec![
         "an export and a volume each, on one device with a volatile cache; default options".into(),
     ];

@@ -13,7 +13,7 @@ use headworks_core::{CacheOptions, ConfigError, QueueOptions, Scheduler};
 use super::device::{Device, MIB};
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
-use crate::report::{Goal, Progress, Report, Row, SETTINGS, Verdict};
+use crate::report::{Goal, Report, Row, SETTINGS, Verdict, run_each};
 use crate::row_filter::RowFilter;
 
 const POOL_CASE: &str = "small-pool";
@@ -42,13 +42,7 @@ struct Point {
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
-    let mut progress = Progress::new("fairness of readers", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.row(filter.seed)?);
-        progress.step();
-    }
-    drop(progress);
+    let rows = run_each("fairness of readers", &points, |point| point.row(filter.seed))?;
     let notes = vec!["default options; the others of a row differ by what its columns say".into()];
     Ok(Report { title: "fairness: many readers".into(), notes, verdicts: judge(&rows), rows })
 }

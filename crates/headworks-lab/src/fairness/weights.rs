@@ -32,7 +32,7 @@ use super::device::{Device, MIB};
 use super::mechanism::Setup;
 use crate::baseline::TagPolicy;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
-use crate::report::{Goal, Progress, Report, Row, Verdict};
+use crate::report::{Goal, Report, Row, Verdict, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "exports of unequal weights";
@@ -83,13 +83,7 @@ struct Load {
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let loads: Vec<Load> = all().into_iter().filter(|load| load.is_in(filter)).collect();
-    let mut progress = Progress::new("fairness of weights", loads.len());
-    let mut rows = Vec::new();
-    for load in loads {
-        rows.push(load.row(filter.seed)?);
-        progress.step();
-    }
-    drop(progress);
+    let rows = run_each("fairness of weights", &loads, |load| load.row(filter.seed))?;
     let notes = vec![
         "an export each with one connection; default options, the device announces its depth; `part` of the best baseline, \
          `possible` with the window that weights allow"

@@ -21,7 +21,7 @@ use headworks_nbd::client::bench::{BenchOptions, Pattern};
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
 use super::{Length, LiveRun, bytes, job, machine, middle, run};
 use crate::baseline::TagPolicy;
-use crate::report::{Goal, Progress, Report, Row, Verdict};
+use crate::report::{Goal, Report, Row, Verdict, run_each};
 use crate::row_filter::RowFilter;
 
 const TABLE: &str = "bulk writers over NBD";
@@ -83,12 +83,10 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
         return Ok(Report::default());
     }
     let image = Image::make(IMAGE)?;
-    let mut progress = Progress::new("bulk writers over NBD", points.len());
     let mut rows = vec![machine()];
-    for point in &points {
-        rows.push(point.run(filter.seed, &image, LENGTH)?);
-        progress.step();
-    }
+    rows.extend(run_each("bulk writers over NBD", &points, |point| {
+        point.run(filter.seed, &image, LENGTH)
+    })?);
     let note = format!(
         "{TABLE}: a reader of 4 KiB at depth 1 beside {WRITERS} connections with {WRITER_DEPTH} random writes of 1 MiB each, default \
          options, no cache, a file of {} MiB ({}) or null:; {} s after a ramp of {} s; the middle of {ROUNDS} rounds counts",

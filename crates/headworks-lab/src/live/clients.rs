@@ -19,7 +19,7 @@ use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 use super::server::{LiveServer, LiveServerOptions};
 use super::{Length, job, run};
 use crate::baseline::TagPolicy;
-use crate::report::{Goal, Progress, Report, Row, Verdict, jain};
+use crate::report::{Goal, Report, Row, Verdict, jain, run_each};
 use crate::row_filter::RowFilter;
 
 const TABLE: &str = "closed loops over NBD";
@@ -95,12 +95,9 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     if points.is_empty() {
         return Ok(Report::default());
     }
-    let mut progress = Progress::new("closed loops over NBD", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.run(filter.seed, point.case.length())?);
-        progress.step();
-    }
+    let rows = run_each("closed loops over NBD", &points, |point| {
+        point.run(filter.seed, point.case.length())
+    })?;
     let note = format!(
         "{TABLE}: serve --cache 0 --queue-depth {QUEUE_DEPTH} --nr-requests {NR_REQUESTS} {EXPORT}; a round is 5 ms for each client; \
          a client without an answer has waited for the whole measured time"

@@ -15,8 +15,7 @@ use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
 use super::{Length, LiveRun, bytes, job, middle, run};
 use crate::baseline::TagPolicy;
-use crate::report::Progress;
-use crate::report::{Goal, Report, Row, Verdict, jain};
+use crate::report::{Goal, Report, Row, Verdict, jain, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "over NBD";
@@ -106,12 +105,9 @@ fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     }
     let folder = TempFolder::make()?;
     let image = folder.image("image", IMAGE)?;
-    let mut progress = Progress::new("fairness over NBD", points.len());
-    let mut rows = Vec::new();
-    for point in &points {
-        rows.push(point.run(filter.seed, &image.display().to_string(), length)?);
-        progress.step();
-    }
+    let rows = run_each("fairness over NBD", &points, |point| {
+        point.run(filter.seed, &image.display().to_string(), length)
+    })?;
     let note = format!(
         "{TABLE}: {DELAY} around a file of {} MiB, one server, its clients on the same CPUs; {} s after a ramp of {} s; {ROUNDS} \
          rounds, the middle ratio counts",

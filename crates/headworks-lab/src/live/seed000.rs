@@ -12,8 +12,7 @@ use headworks_nbd::client::bench::{BenchOptions, Pattern};
 use super::server::{LiveServer, LiveServerOptions};
 use super::{Length, job, run};
 use crate::baseline::TagPolicy;
-use crate::report::Progress;
-use crate::report::{Goal, Report, Row, Verdict};
+use crate::report::{Goal, Report, Row, Verdict, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "over NBD";
@@ -56,12 +55,9 @@ fn run_for(filter: &RowFilter, load: Load) -> Result<Report, ConfigError> {
     let policies = TagPolicy::ALL.into_iter().filter(|&policy| wanted && filter.has_policy(policy));
     let points: Vec<(TagPolicy, Scheduler)> =
         policies.flat_map(|policy| GATED.map(|scheduler| (policy, scheduler))).collect();
-    let mut progress = Progress::new("seed-000 over NBD", points.len());
-    let mut rows = Vec::new();
-    for (policy, scheduler) in points {
-        rows.push(run_one(filter.seed, policy, scheduler, load)?);
-        progress.step();
-    }
+    let rows = run_each("seed-000 over NBD", &points, |&(policy, scheduler)| {
+        run_one(filter.seed, policy, scheduler, load)
+    })?;
     let note = format!(
         "{TABLE}: {} connections with {DEPTH} writes out each, on {SPEC}; {} s after a ramp of {} s, requests \
          counted by the server",

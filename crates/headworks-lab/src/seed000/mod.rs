@@ -20,8 +20,7 @@ mod runs;
 use headworks_core::ConfigError;
 use headworks_disks::HddProfile;
 
-use crate::report::Progress;
-use crate::report::Report;
+use crate::report::{Report, run_each};
 use crate::row_filter::RowFilter;
 
 pub use judge::judge;
@@ -51,18 +50,13 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 
 fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     let points: Vec<Point> = runs::all().into_iter().filter(|point| point.is_in(filter)).collect();
-    let mut progress = Progress::new("seed-000", points.len());
     let mut rows = Vec::new();
     for cache_mib in CACHES {
         if points.iter().any(|point| point.cache_mib == cache_mib) {
             rows.extend(fit::rows(HddProfile::seed_000(cache_mib), filter.seed, length.seconds)?);
         }
     }
-    for point in &points {
-        rows.push(point.run(filter.seed, length)?);
-        progress.step();
-    }
-    drop(progress);
+    rows.extend(run_each("seed-000", &points, |point| point.run(filter.seed, length))?);
     if points.is_empty() {
         rows.clear();
     }

@@ -18,8 +18,7 @@ use headworks_core::{BfqOptions, ConfigError, DeviceId, Op, QueueOptions, Schedu
 use headworks_disks::{DeviceModel, Hdd, HddProfile, PerCommand, Ssd, SsdProfile};
 
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
-use crate::report::Progress;
-use crate::report::{Figure, Goal, Report, Row, SETTINGS, Verdict};
+use crate::report::{Figure, Goal, Report, Row, SETTINGS, Verdict, run_each};
 use crate::row_filter::RowFilter;
 use dispatchers::{CountedElevator, DispatchCounts, DispatchMode, SharedState};
 
@@ -180,13 +179,9 @@ fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
             case.ways().into_iter().map(move |way| (scheduler, case, way))
         })
         .collect();
-    let mut progress = Progress::new("seed-001", points.len());
-    let mut rows = Vec::new();
-    for &(scheduler, case, way) in &points {
-        rows.push(run_one(filter.seed, scheduler, case, way, length, Control::Usual)?);
-        progress.step();
-    }
-    drop(progress);
+    let mut rows = run_each("seed-001", &points, |&(scheduler, case, way)| {
+        run_one(filter.seed, scheduler, case, way, length, Control::Usual)
+    })?;
     let is_merge = |&&(_, case, way): &&(Scheduler, Case, DispatchMode)| {
         (case, way) == (Case::Merge, DispatchMode::Owner)
     };
