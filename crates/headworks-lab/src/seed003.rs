@@ -41,7 +41,7 @@ const FEWER: f64 = 8.0;
 
 /// The workload of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+enum FolioCase {
     Hit,
     Miss,
     /// Hits with this percentage of writes.
@@ -49,10 +49,16 @@ enum Case {
     Small,
 }
 
-const CASES: [Case; 6] =
-    [Case::Hit, Case::Miss, Case::Mixed(10), Case::Mixed(30), Case::Mixed(50), Case::Small];
+const CASES: [FolioCase; 6] = [
+    FolioCase::Hit,
+    FolioCase::Miss,
+    FolioCase::Mixed(10),
+    FolioCase::Mixed(30),
+    FolioCase::Mixed(50),
+    FolioCase::Small,
+];
 
-impl Case {
+impl FolioCase {
     fn name(self) -> String {
         match self {
             Self::Hit => "hit".into(),
@@ -127,11 +133,16 @@ pub fn run(options: &Seed003Options) -> Result<Report, ConfigError> {
     })
 }
 
-fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result<Row, ConfigError> {
+fn run_one(
+    options: &Seed003Options,
+    case: FolioCase,
+    jobs: u32,
+    order: u8,
+) -> Result<Row, ConfigError> {
     let mut list: Vec<JobOptions> = (0..jobs).map(|number| case.job(number, jobs)).collect();
-    if case == Case::Small {
+    if case == FolioCase::Small {
         // A first job reads everything in large pieces, and then only thinks.
-        list.push(JobOptions { iodepth: 1, ..Case::Hit.job(0, 1) });
+        list.push(JobOptions { iodepth: 1, ..FolioCase::Hit.job(0, 1) });
     }
     let harness = BlockHarness::new(BlockHarnessOptions {
         seed: options.seed,
@@ -149,7 +160,7 @@ fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result
     Ok(row(case, jobs, order, options.seconds, &harness.run()))
 }
 
-fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Row {
+fn row(case: FolioCase, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Row {
     let cache = &counts.cache;
     // Without that first job.
     let bytes: u64 = counts.jobs[..jobs as usize].iter().map(|job| job.bytes).sum();
@@ -184,7 +195,7 @@ fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Ro
 
 /// How many times less of a count large folios need, minimum over a case's rows; `None` for small
 /// accesses.
-fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> {
+fn fewer(rows: &[Row], case: FolioCase, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> {
     let name = case.name();
     let with = |jobs: u64, order: u64| {
         let is = |row: &&Row| {
@@ -196,7 +207,7 @@ fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> 
         let jobs = row.int("jobs");
         Some(with(jobs, 0)? / with(jobs, 9)?)
     });
-    let ours = ratios.reduce(f64::min).filter(|_| case != Case::Small)?;
+    let ours = ratios.reduce(f64::min).filter(|_| case != FolioCase::Small)?;
     Some(Verdict {
         what: format!("{name}: times fewer index operations"),
         seed: None,

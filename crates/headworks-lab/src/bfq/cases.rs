@@ -88,7 +88,7 @@ impl Measure {
 
 /// A case of the experiment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Case {
+pub(super) struct BfqCase {
     /// The experiment's number, E1 to E11.
     pub experiment: &'static str,
     /// The name in rows.
@@ -133,8 +133,8 @@ const fn disk(
     name: &'static str,
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
-) -> Case {
-    Case {
+) -> BfqCase {
+    BfqCase {
         experiment,
         name,
         disks: ROTATING,
@@ -153,16 +153,16 @@ const fn shares(
     name: &'static str,
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
-) -> Case {
+) -> BfqCase {
     let shares = disk(experiment, name, groups, goals);
-    Case { weights: UNEQUAL, step: 9, length_ms: SHARES, ..shares }
+    BfqCase { weights: UNEQUAL, step: 9, length_ms: SHARES, ..shares }
 }
 
 /// Four tenants of unequal weight.
-const fn tenants(name: &'static str, groups: &'static [Group]) -> Case {
+const fn tenants(name: &'static str, groups: &'static [Group]) -> BfqCase {
     const GOALS: &[(Measure, Goal)] =
         &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.03))];
-    Case { tenants: 4, length_ms: EIGHT_SHARES, ..shares("E1", name, groups, GOALS) }
+    BfqCase { tenants: 4, length_ms: EIGHT_SHARES, ..shares("E1", name, groups, GOALS) }
 }
 
 const fn starts(
@@ -170,8 +170,8 @@ const fn starts(
     name: &'static str,
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
-) -> Case {
-    Case { length_ms: STARTS, step: 5, ..disk(experiment, name, groups, goals) }
+) -> BfqCase {
+    BfqCase { length_ms: STARTS, step: 5, ..disk(experiment, name, groups, goals) }
 }
 
 const fn pairs(
@@ -179,8 +179,8 @@ const fn pairs(
     name: &'static str,
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
-) -> Case {
-    Case { step: 29, ..disk(experiment, name, groups, goals) }
+) -> BfqCase {
+    BfqCase { step: 29, ..disk(experiment, name, groups, goals) }
 }
 
 const fn soft(
@@ -188,8 +188,8 @@ const fn soft(
     name: &'static str,
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
-) -> Case {
-    Case { step: 5, ..disk(experiment, name, groups, goals) }
+) -> BfqCase {
+    BfqCase { step: 5, ..disk(experiment, name, groups, goals) }
 }
 
 const fn flash(
@@ -197,8 +197,8 @@ const fn flash(
     name: &'static str,
     groups: &'static [Group],
     goals: &'static [(Measure, Goal)],
-) -> Case {
-    Case {
+) -> BfqCase {
+    BfqCase {
         disks: FLASH,
         length_ms: FLASH_STARTS,
         bounded: true,
@@ -271,7 +271,7 @@ const HALF: Group = Group::readers(5, 128, 4);
 const BUFFERED: Group = Group { sync: false, op: Op::Write, ..Group::readers(1, 128, 16) };
 
 /// Every case, in the order of the experiments.
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[BfqCase] = &[
     shares("E1", "shares-d1", &[Group::readers(4, 128, 1).each_from(0)], TWO),
     shares("E1", "shares-d4", &[Group::readers(4, 128, 4).each_from(0)], TWO),
     shares("E1", "shares-d32", &[Group::readers(4, 128, 32).each_from(0)], TWO),
@@ -333,7 +333,7 @@ pub(super) const CASES: &[Case] = &[
         &[Group::starting(GNOME_TERMINAL), BULK],
         &[(Measure::StartMean, AtMost(1.3))],
     ),
-    Case {
+    BfqCase {
         tenants: 11,
         ..starts(
             "E6",
@@ -358,38 +358,38 @@ pub(super) const CASES: &[Case] = &[
         &[Group::starting(GNOME_TERMINAL), BULK],
         &[(Measure::StartMean, AtMost(3.0)), (Measure::BytesOfMost, AtLeast(0.97))],
     ),
-    Case {
+    BfqCase {
         weights: UNEQUAL,
         disks: NVME,
         length_ms: MANY,
         ..flash("E10", "1000-exports-d1", &[exports(1000, 4, 1).random()], TWO)
     },
-    Case {
+    BfqCase {
         weights: UNEQUAL,
         disks: NVME,
         length_ms: MANY,
         ..flash("E10", "1000-exports-d4", &[exports(1000, 4, 4).random()], TWO)
     },
-    Case {
+    BfqCase {
         weights: UNEQUAL,
         disks: NVME,
         // Fifty requests of the lightest.
         length_ms: [4_000, 5_000, 10_000],
         ..flash("E10", "1000-exports-64k", &[exports(1000, 64, 2)], TWO)
     },
-    Case {
+    BfqCase {
         weights: UNEQUAL,
         disks: SATA,
         length_ms: [4_000, 10_000, 30_000],
         ..flash("E10", "1000-readers-d4", &[exports(1000, 4, 4).random()], TWO)
     },
-    Case {
+    BfqCase {
         weights: UNEQUAL,
         disks: SATA,
         length_ms: [4_000, 10_000, 30_000],
         ..flash("E10", "1000-writers-d4", &[exports(1000, 4, 4).random().writing()], TWO)
     },
-    Case {
+    BfqCase {
         length_ms: MANY_DISK,
         step: 1,
         ..shares(
@@ -399,7 +399,7 @@ pub(super) const CASES: &[Case] = &[
             &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.08))],
         )
     },
-    Case {
+    BfqCase {
         length_ms: MANY_DISK,
         step: 1,
         ..shares(
@@ -409,7 +409,7 @@ pub(super) const CASES: &[Case] = &[
             &[(Measure::ClassOff, AtMost(0.02)), (Measure::ShareOff, AtMost(0.08))],
         )
     },
-    Case {
+    BfqCase {
         length_ms: MANY,
         ..flash(
             "E11",
@@ -421,7 +421,7 @@ pub(super) const CASES: &[Case] = &[
             LIGHT,
         )
     },
-    Case {
+    BfqCase {
         disks: NVME,
         length_ms: MANY,
         ..flash(
@@ -431,7 +431,7 @@ pub(super) const CASES: &[Case] = &[
             LIGHT,
         )
     },
-    Case {
+    BfqCase {
         disks: NVME,
         length_ms: MANY,
         ..flash(
@@ -441,7 +441,7 @@ pub(super) const CASES: &[Case] = &[
             LIGHT,
         )
     },
-    Case {
+    BfqCase {
         disks: NVME,
         length_ms: MANY,
         ..flash(

@@ -1,6 +1,6 @@
 //! Verdicts from rows: each goal of a case on each disk, with mq-deadline's figure beside it.
 
-use super::cases::{CASES, Case, Measure};
+use super::cases::{BfqCase, CASES, Measure};
 use super::disks::Disk;
 use super::known;
 use super::run::{Bounds, Part, TABLE};
@@ -46,7 +46,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
 impl<'a> CaseRows<'a> {
     fn verdict(
         &self,
-        case: &Case,
+        case: &BfqCase,
         disk: Disk,
         measure: Measure,
         goal: Goal,
@@ -129,7 +129,7 @@ impl<'a> CaseRows<'a> {
 }
 
 /// What is judged of a case on a disk, in words.
-pub(super) fn text(case: &Case, disk: Disk, measure: Measure) -> String {
+pub(super) fn text(case: &BfqCase, disk: Disk, measure: Measure) -> String {
     format!("{}, {} {}: {}", disk.name(), case.experiment, case.name, measure.text())
 }
 

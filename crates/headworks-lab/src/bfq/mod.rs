@@ -21,7 +21,7 @@ mod run;
 use headworks_core::{ConfigError, Scheduler, Tunable};
 
 use crate::report::{Report, run_each};
-use cases::{CASES, Case};
+use cases::{BfqCase, CASES};
 use disks::Disk;
 pub use judge::judge;
 use run::{Part, Variant};
@@ -75,8 +75,8 @@ impl BfqFilter {
 
 /// A run of the experiment.
 #[derive(Clone, Copy, Debug)]
-struct Point {
-    case: &'static Case,
+struct BfqPoint {
+    case: &'static BfqCase,
     disk: Disk,
     variant: Variant,
     part: Part,
@@ -95,7 +95,7 @@ pub fn run(filter: &BfqFilter) -> Result<Report, ConfigError> {
         return Ok(Report::default());
     }
     let rows = run_each("bfq", &points, |point| {
-        let Point { case, disk, variant, part } = *point;
+        let BfqPoint { case, disk, variant, part } = *point;
         run::run(filter, case, disk, variant, part)
     })?;
     let notes = vec![
@@ -113,11 +113,11 @@ pub fn run(filter: &BfqFilter) -> Result<Report, ConfigError> {
     })
 }
 
-fn points(filter: &BfqFilter) -> Vec<Point> {
+fn points(filter: &BfqFilter) -> Vec<BfqPoint> {
     let mut points = Vec::new();
     for case in CASES.iter().filter(|case| filter.has_name(case.experiment, case.name)) {
         for &disk in case.disks.iter().filter(|&&disk| filter.has_device_name(disk.name())) {
-            let point = |variant, part| Point { case, disk, variant, part };
+            let point = |variant, part| BfqPoint { case, disk, variant, part };
             let needs = |of: fn((bool, bool)) -> bool| {
                 case.goals.iter().any(|(measure, _)| of(measure.needs()))
             };

@@ -4,7 +4,7 @@ use headworks_core::time::MS;
 use headworks_core::{ConfigError, DepthMode, QueueOptions, Scheduler, Tunable};
 
 use super::BfqFilter;
-use super::cases::{Case, Measure};
+use super::cases::{BfqCase, Measure};
 use super::client;
 use super::disks::Disk;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobCounts};
@@ -114,7 +114,7 @@ impl Part {
 }
 
 /// The elevators that a case runs with.
-pub(super) fn variants(case: &Case) -> Vec<Variant> {
+pub(super) fn variants(case: &BfqCase) -> Vec<Variant> {
     let mut variants = Vec::new();
     for scheduler in Scheduler::ALL {
         let usual = Variant { scheduler, bounds: Bounds::Default, hold_100: false };
@@ -138,7 +138,7 @@ pub(super) fn variants(case: &Case) -> Vec<Variant> {
 /// Runs a case.
 pub(super) fn run(
     filter: &BfqFilter,
-    case: &Case,
+    case: &BfqCase,
     disk: Disk,
     variant: Variant,
     part: Part,
@@ -225,7 +225,7 @@ impl ClientCounts {
 
 /// The row of a run.
 pub(super) fn row(
-    case: &Case,
+    case: &BfqCase,
     disk: Disk,
     elevator: Elevator<'_>,
     part: Part,

@@ -47,7 +47,8 @@ fn case_runs_with_each_elevator_and_its_clients_alone() {
     let parts = |part| points.iter().filter(|point| point.part == part).count();
     assert_eq!((parts(Part::First), parts(Part::Rest)), (1, 1));
     for scheduler in Scheduler::ALL {
-        let is = |point: &&Point| point.part == Part::All && point.variant.scheduler == scheduler;
+        let is =
+            |point: &&BfqPoint| point.part == Part::All && point.variant.scheduler == scheduler;
         let all = points.iter().filter(is).count();
         assert_eq!(all, 1 + usize::from(scheduler == Scheduler::MqDeadline));
     }
@@ -131,7 +132,7 @@ fn verdicts_come_from_printed_rows_and_known_misses_name_verdicts() {
     let filter = filter(&named, "hdd-10k");
     for point in points(&filter) {
         // A second is enough for the form.
-        let case = Case { length_ms: [100, 1_000, 1_000], ..*point.case };
+        let case = BfqCase { length_ms: [100, 1_000, 1_000], ..*point.case };
         rows.push(run::run(&filter, &case, point.disk, point.variant, point.part).unwrap());
     }
     let read: Vec<Row> = rows.iter().filter_map(|row| Row::from_json(&row.to_json())).collect();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::baseline::foreground::Throttling;
-use crate::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
+use crate::seed002::{self as experiment, CaseOutcome, CasePoint, ThrottleCase, pictures};
 use clap::Args;
 use headworks_server::{parse_size, parse_time};
 
@@ -33,7 +33,7 @@ pub struct ThrottlingArgs {
     seed: u64,
     /// Only these cases
     #[arg(long, value_delimiter = ',', value_parser = case)]
-    case: Vec<Case>,
+    case: Vec<ThrottleCase>,
     /// Only these policies: ioless, foreground, none
     #[arg(long, value_delimiter = ',', value_parser = throttle)]
     throttle: Vec<Throttling>,
@@ -66,9 +66,9 @@ pub struct ThrottlingArgs {
     output: OutputArgs,
 }
 
-fn case(name: &str) -> Result<Case, String> {
-    let names = || Case::ALL.map(Case::name).join(", ");
-    Case::parse(name).ok_or_else(|| format!("expected one of {}", names()))
+fn case(name: &str) -> Result<ThrottleCase, String> {
+    let names = || ThrottleCase::ALL.map(ThrottleCase::name).join(", ");
+    ThrottleCase::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 fn throttle(name: &str) -> Result<Throttling, String> {

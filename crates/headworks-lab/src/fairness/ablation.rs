@@ -20,7 +20,7 @@
 use headworks_core::time::MS;
 use headworks_core::{ConfigError, QueueOptions, Scheduler};
 
-use super::beside::{Case, Length, Part, Point};
+use super::beside::{BesideCase, BesidePoint, Length, Part};
 use super::clients::{self, Group, KIB4, Load, NO_GROUP};
 use super::device::{Device, MIB};
 use super::mechanism::{Mechanism, Setup};
@@ -42,7 +42,7 @@ enum Clients {
     /// Closed loops of one size or two.
     Loops(Load),
     /// Light clients beside heavy ones, for that time.
-    Beside(Point, Length),
+    Beside(BesidePoint, Length),
 }
 
 /// What the runs of a case are measured by.
@@ -109,7 +109,7 @@ fn all() -> Vec<Clients> {
     let beside = |case, device| {
         let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
         Clients::Beside(
-            Point { case, device, scheduler, policy, by_hand: None },
+            BesidePoint { case, device, scheduler, policy, by_hand: None },
             Length::of(device),
         )
     };
@@ -120,10 +120,10 @@ fn all() -> Vec<Clients> {
     }
     cases.push(Clients::Loops(sorted));
     cases.extend(Device::ALL.map(|device| loops("half-large", device, [small(60), large(60)])));
-    cases.extend(Device::ALL.map(|device| beside(Case::BulkWrites, device)));
+    cases.extend(Device::ALL.map(|device| beside(BesideCase::BulkWrites, device)));
     let write_out = [Device::Sata, Device::Stream700, Device::Stream60];
-    cases.extend(write_out.map(|device| beside(Case::WriteOut, device)));
-    cases.push(beside(Case::UnevenWriters, Device::Stream60));
+    cases.extend(write_out.map(|device| beside(BesideCase::WriteOut, device)));
+    cases.push(beside(BesideCase::UnevenWriters, Device::Stream60));
     cases
 }
 
@@ -161,8 +161,10 @@ impl Clients {
     fn setups(&self) -> Vec<Setup> {
         let write_out = [Mechanism::WriteOutTags, Mechanism::SparseGroups];
         let without: Vec<Mechanism> = match self {
-            Self::Beside(Point { case: Case::WriteOut, .. }, _) => [&GATE[..], &write_out].concat(),
-            Self::Beside(Point { case: Case::UnevenWriters, .. }, _) => {
+            Self::Beside(BesidePoint { case: BesideCase::WriteOut, .. }, _) => {
+                [&GATE[..], &write_out].concat()
+            }
+            Self::Beside(BesidePoint { case: BesideCase::UnevenWriters, .. }, _) => {
                 [&[Mechanism::Depth], &write_out[..]].concat()
             }
             _ => GATE.to_vec(),
@@ -241,9 +243,9 @@ fn loops_row(head: Row, load: &Load, counts: &RunCounts, costs: [u64; 2]) -> Row
         .with_real("time_off", off(&work), 4)
 }
 
-fn beside_row(head: Row, point: Point, counts: &RunCounts, alone_us: u64) -> Row {
+fn beside_row(head: Row, point: BesidePoint, counts: &RunCounts, alone_us: u64) -> Row {
     let (light, heavy) = counts.jobs.split_at(point.case.light().0 as usize);
-    let p99_us = Point::latency(light).percentile(990) / 1_000;
+    let p99_us = BesidePoint::latency(light).percentile(990) / 1_000;
     let longest_us = light.iter().map(JobCounts::longest_ns).max().unwrap_or(0) / 1_000;
     let work: Vec<u64> = heavy.iter().map(|job| job.bytes).collect();
     let row = head
@@ -315,13 +317,13 @@ mod tests {
     fn every_mechanism_of_a_case_changes_its_run() {
         let group = |clients, bytes| Group { clients, bytes };
         let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
-        let point = |case, device| Point { case, device, scheduler, policy, by_hand: None };
+        let point = |case, device| BesidePoint { case, device, scheduler, policy, by_hand: None };
         let short = Length { ramp_ns: SEC / 10, runtime_ns: SEC / 2 };
         let long = Length { ramp_ns: 20 * SEC, runtime_ns: 20 * SEC };
         let cases = [
             Clients::Loops(load("half-large", [group(12, KIB4), group(12, MIB)])),
-            Clients::Beside(point(Case::WriteOut, Device::Sata), short),
-            Clients::Beside(point(Case::UnevenWriters, Device::Stream60), long),
+            Clients::Beside(point(BesideCase::WriteOut, Device::Sata), short),
+            Clients::Beside(point(BesideCase::UnevenWriters, Device::Stream60), long),
         ];
         let mut changed = Vec::new();
         for case in cases {

@@ -40,7 +40,7 @@ const LIGHT_STREAM_RATE: u64 = 100_000;
 
 /// Light and heavy clients of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Case {
+pub(super) enum BesideCase {
     BulkWrites,
     BulkReads,
     WriteOut,
@@ -49,7 +49,7 @@ pub(super) enum Case {
     UnevenWriters,
 }
 
-impl Case {
+impl BesideCase {
     /// The cases of this table.
     const ALL: [Self; 4] = [Self::BulkWrites, Self::BulkReads, Self::WriteOut, Self::LightWriters];
 
@@ -157,9 +157,9 @@ fn stream(job: JobOptions, number: u32, others: u32) -> JobOptions {
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Point {
+pub(super) struct BesidePoint {
     /// The clients of the row.
-    pub case: Case,
+    pub case: BesideCase,
     /// The device that they share.
     pub device: Device,
     /// The elevator of its queue.
@@ -204,7 +204,7 @@ impl Length {
 /// # Errors
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<BesidePoint> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let rows = run_each("fairness of light clients", &points, |point| {
         point.run(filter.seed, Length::of(point.device))
     })?;
@@ -221,16 +221,16 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     })
 }
 
-pub(super) fn all() -> Vec<Point> {
+pub(super) fn all() -> Vec<BesidePoint> {
     let mut points = Vec::new();
-    for case in Case::ALL {
+    for case in BesideCase::ALL {
         for &device in case.devices() {
             for scheduler in GATED {
-                let point = |policy| Point { case, device, scheduler, policy, by_hand: None };
+                let point = |policy| BesidePoint { case, device, scheduler, policy, by_hand: None };
                 points.extend(TagPolicy::ALL.map(point));
-                if (case, device) == (Case::WriteOut, Device::Stream700) {
+                if (case, device) == (BesideCase::WriteOut, Device::Stream700) {
                     let by_hand = Some(STREAM_700_BY_HAND);
-                    points.push(Point { by_hand, ..point(TagPolicy::Fair) });
+                    points.push(BesidePoint { by_hand, ..point(TagPolicy::Fair) });
                 }
             }
         }
@@ -238,7 +238,7 @@ pub(super) fn all() -> Vec<Point> {
     points
 }
 
-impl Point {
+impl BesidePoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_case(self.case.name())
             && filter.has_policy(self.policy)
@@ -369,8 +369,8 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let ours: Vec<&&Row> = rows.iter().filter(|row| row.is("policy", "fair")).collect();
     let mut verdicts = Vec::new();
     for row in &ours {
-        let case = Case::ALL.into_iter().find(|case| row.is("case", case.name()));
-        let mut devices = Case::ALL.into_iter().flat_map(Case::devices).copied();
+        let case = BesideCase::ALL.into_iter().find(|case| row.is("case", case.name()));
+        let mut devices = BesideCase::ALL.into_iter().flat_map(BesideCase::devices).copied();
         let device = devices.find(|device| row.is("device", device.name()));
         let Some((times, kept)) = case.zip(device).and_then(|(case, device)| case.goals(device))
         else {
@@ -423,10 +423,10 @@ mod tests {
 
     #[test]
     fn light_clients_ask_for_a_fiftieth_of_the_device() {
-        for case in Case::ALL {
+        for case in BesideCase::ALL {
             for device in [Device::Sata, Device::Nvme] {
                 let (scheduler, policy) = (Scheduler::None, TagPolicy::Fair);
-                let point = Point { case, device, scheduler, policy, by_hand: None };
+                let point = BesidePoint { case, device, scheduler, policy, by_hand: None };
                 let counts = point.count(Part::Light, Setup::Policy(policy), 1, SHORT).unwrap();
                 let work = counts.bios * device.about_ns(case.light().1, 4096);
                 let part = work as f64 / SHORT.runtime_ns as f64;
@@ -437,8 +437,8 @@ mod tests {
 
     #[test]
     fn verdicts_compare_the_printed_rows_with_both_goals() {
-        let point = Point {
-            case: Case::WriteOut,
+        let point = BesidePoint {
+            case: BesideCase::WriteOut,
             device: Device::Sata,
             scheduler: Scheduler::None,
             policy: TagPolicy::Fair,

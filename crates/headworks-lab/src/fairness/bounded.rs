@@ -51,7 +51,7 @@ const DISKS: [Disk; 2] = [
 
 /// The jobs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+enum BoundedCase {
     /// The light job alone.
     Alone,
     /// The light job and seven heavy ones.
@@ -64,7 +64,7 @@ enum Case {
     Weights,
 }
 
-impl Case {
+impl BoundedCase {
     const ALL: [Self; 5] = [Self::Alone, Self::Beside, Self::Unbounded, Self::Mixed, Self::Weights];
 
     const fn name(self) -> &'static str {
@@ -101,11 +101,11 @@ impl Case {
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct BoundedPoint {
     disk: Disk,
     scheduler: Scheduler,
     policy: TagPolicy,
-    case: Case,
+    case: BoundedCase,
 }
 
 /// Runs the experiment.
@@ -117,7 +117,7 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 }
 
 fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<BoundedPoint> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let rows = run_each("fairness", &points, |point| point.run(filter.seed, seconds))?;
     let bounds = DISKS.map(|disk| {
         format!(
@@ -140,21 +140,29 @@ fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
     })
 }
 
-fn all() -> Vec<Point> {
+fn all() -> Vec<BoundedPoint> {
     let mut points = Vec::new();
     for disk in DISKS {
         for scheduler in GATED {
-            let baseline =
-                Point { disk, scheduler, policy: TagPolicy::Legacy518, case: Case::Unbounded };
+            let baseline = BoundedPoint {
+                disk,
+                scheduler,
+                policy: TagPolicy::Legacy518,
+                case: BoundedCase::Unbounded,
+            };
             points.push(baseline);
-            let ours = Case::ALL.map(|case| Point { policy: TagPolicy::Fair, case, ..baseline });
+            let ours = BoundedCase::ALL.map(|case| BoundedPoint {
+                policy: TagPolicy::Fair,
+                case,
+                ..baseline
+            });
             points.extend(ours);
         }
     }
     points
 }
 
-impl Point {
+impl BoundedPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_case(self.case.name())
@@ -169,7 +177,7 @@ impl Point {
         let usual = QueueOptions { scheduler, hw_depth, ..QueueOptions::default() };
         let Disk { hw_inflight_kb, max_sectors_kb, .. } = self.disk;
         match self.case {
-            Case::Unbounded => usual,
+            BoundedCase::Unbounded => usual,
             _ => QueueOptions { hw_inflight_kb, max_sectors_kb, ..usual },
         }
     }
@@ -244,7 +252,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
 }
 
 fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
-    let find = |policy: &str, case: Case| {
+    let find = |policy: &str, case: BoundedCase| {
         let is = |row: &&Row| {
             row.is("device", device)
                 && row.is("scheduler", scheduler)
@@ -266,30 +274,30 @@ fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
         ..Verdict::default()
     };
     let mut verdicts = Vec::new();
-    if let (Some(alone), Some(beside)) = (fair(Case::Alone), fair(Case::Beside)) {
-        let old = find("legacy518", Case::Unbounded).map(|row| p99(row) / p99(alone));
+    if let (Some(alone), Some(beside)) = (fair(BoundedCase::Alone), fair(BoundedCase::Beside)) {
+        let old = find("legacy518", BoundedCase::Unbounded).map(|row| p99(row) / p99(alone));
         let part = p99(beside) / p99(alone);
         let goal = Some(Goal::AtMost(P99));
         let found = verdict("the light one's p99, times alone", old, part, goal);
         verdicts.push(found.with_settings(beside));
     }
-    if let (Some(beside), Some(free)) = (fair(Case::Beside), fair(Case::Unbounded)) {
+    if let (Some(beside), Some(free)) = (fair(BoundedCase::Beside), fair(BoundedCase::Unbounded)) {
         let part = heavy(beside) / heavy(free);
         verdicts.push(verdict("the heavy ones' bytes, part of unbounded", None, part, None));
         let even = |row: &Row| jain(row.ints("kib")[1..].iter().map(|&kib| kib as f64));
-        let old = find("legacy518", Case::Unbounded).map(even);
+        let old = find("legacy518", BoundedCase::Unbounded).map(even);
         let goal = Some(Goal::AtLeast(JAIN));
         verdicts.push(
             verdict("Jain's index, seven equals", old, even(beside), goal).with_settings(beside),
         );
     }
-    if let Some(mixed) = fair(Case::Mixed) {
+    if let Some(mixed) = fair(BoundedCase::Mixed) {
         let even = jain(mixed.ints("kib").iter().map(|&kib| kib as f64));
         let goal = Some(Goal::AtLeast(JAIN));
         let found = verdict("Jain's index, eight of 4 KiB to 1 MiB", None, even, goal);
         verdicts.push(found.with_settings(mixed));
     }
-    if let Some(weights) = fair(Case::Weights) {
+    if let Some(weights) = fair(BoundedCase::Weights) {
         let kib = weights.ints("kib");
         let total: u64 = kib.iter().sum();
         let sum: u16 = WEIGHTS.iter().sum();

@@ -47,7 +47,7 @@ const DRIVE: &str = "the reader beside commands that are all in the drive, times
 
 /// A device with its bulk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Point {
+pub(super) struct BulkSizePoint {
     /// The device that they share.
     pub device: Device,
     /// The elevator of its queue.
@@ -72,7 +72,8 @@ enum Clients {
 /// # Errors
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<BulkSizePoint> =
+        all().into_iter().filter(|point| point.is_in(filter)).collect();
     let rows =
         run_each("fairness beside bulk of every size", &points, |point| point.row(filter.seed))?;
     let notes = vec![format!(
@@ -93,12 +94,12 @@ pub(super) fn name(op: Op) -> &'static str {
     if op == Op::Read { "read" } else { "write" }
 }
 
-pub(super) fn all() -> Vec<Point> {
+pub(super) fn all() -> Vec<BulkSizePoint> {
     let mut points = Vec::new();
     for device in Device::DRIVES {
         for scheduler in schedulers(device) {
             for op in [Op::Read, Op::Write] {
-                let point = |bytes| Point { device, scheduler, op, bytes };
+                let point = |bytes| BulkSizePoint { device, scheduler, op, bytes };
                 points.extend(SIZES.map(point));
             }
         }
@@ -106,7 +107,7 @@ pub(super) fn all() -> Vec<Point> {
     points
 }
 
-impl Point {
+impl BulkSizePoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.names_case(CASE)
             && filter.has_policy(TagPolicy::Fair)
@@ -309,16 +310,24 @@ mod tests {
     /// Without a measured limit behind the open gate the reader waited for all that the drive takes, 60 ms.
     #[test]
     fn light_reader_keeps_its_latency_with_bfq_on_flash() {
-        let bfq =
-            Point { device: Device::Sata, scheduler: Scheduler::Bfq, op: Op::Read, bytes: MIB };
+        let bfq = BulkSizePoint {
+            device: Device::Sata,
+            scheduler: Scheduler::Bfq,
+            op: Op::Read,
+            bytes: MIB,
+        };
         let row = bfq.row(1).unwrap();
         assert!(row.real("times_alone") < 4.0 && row.real("kept_of_left") > 0.9, "{row:?}");
     }
 
     #[test]
     fn reader_asks_for_a_small_part_of_flash() {
-        let point =
-            Point { device: Device::Sata, scheduler: Scheduler::None, op: Op::Read, bytes: MIB };
+        let point = BulkSizePoint {
+            device: Device::Sata,
+            scheduler: Scheduler::None,
+            op: Op::Read,
+            bytes: MIB,
+        };
         let row = Row::from_json(&point.row(1).unwrap().to_json()).unwrap();
         assert!(row.int("bios") > 900 && row.real("kept_of_left") < 1.1, "{row:?}");
     }

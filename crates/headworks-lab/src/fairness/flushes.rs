@@ -45,7 +45,7 @@ const SCHEDULERS: [Scheduler; 3] = [Scheduler::None, Scheduler::MqDeadline, Sche
 
 /// Light and heavy clients of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Case {
+pub(super) enum FlushCase {
     FlushBesideFlush,
     ReadsBesideFlushes,
     ReadsBesideFua,
@@ -61,7 +61,7 @@ enum Clients {
     Drive,
 }
 
-impl Case {
+impl FlushCase {
     const ALL: [Self; 3] = [Self::FlushBesideFlush, Self::ReadsBesideFlushes, Self::ReadsBesideFua];
 
     /// The name in rows.
@@ -79,9 +79,9 @@ impl Case {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Point {
+pub(super) struct FlushPoint {
     /// The clients of the row.
-    pub case: Case,
+    pub case: FlushCase,
     /// The device that they share.
     pub device: Device,
     /// The elevator of its queue.
@@ -93,7 +93,7 @@ pub(super) struct Point {
 /// # Errors
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<FlushPoint> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let rows = run_each("fairness of flushes", &points, |point| point.row(filter.seed))?;
     let notes = vec![
         "an export and a volume each, on one device with a volatile cache; default options".into(),
@@ -102,17 +102,17 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     Ok(Report { title, notes, verdicts: judge(&rows), rows })
 }
 
-pub(super) fn all() -> Vec<Point> {
+pub(super) fn all() -> Vec<FlushPoint> {
     let mut points = Vec::new();
-    for case in Case::ALL {
+    for case in FlushCase::ALL {
         for device in Device::ALL {
-            points.extend(SCHEDULERS.map(|scheduler| Point { case, device, scheduler }));
+            points.extend(SCHEDULERS.map(|scheduler| FlushPoint { case, device, scheduler }));
         }
     }
     points
 }
 
-impl Point {
+impl FlushPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         let queue = QueueOptions::default();
         filter.names_case(self.case.name())
@@ -124,7 +124,7 @@ impl Point {
 
     fn lengths_ns(&self) -> [u64; 2] {
         match (self.case, self.device.is_disk()) {
-            (Case::FlushBesideFlush, _) => [10 * SEC, 60 * SEC],
+            (FlushCase::FlushBesideFlush, _) => [10 * SEC, 60 * SEC],
             (_, true) => [60 * SEC, 120 * SEC],
             (_, false) => [4 * SEC, 2 * SEC],
         }
@@ -139,7 +139,7 @@ impl Point {
 
     fn light(&self) -> JobOptions {
         match self.case {
-            Case::FlushBesideFlush => JobOptions {
+            FlushCase::FlushBesideFlush => JobOptions {
                 op: Op::Write,
                 random: false,
                 flush_every: 1,
@@ -166,15 +166,17 @@ impl Point {
             ..JobOptions::default()
         };
         match self.case {
-            Case::FlushBesideFlush => vec![JobOptions {
+            FlushCase::FlushBesideFlush => vec![JobOptions {
                 bs: MIB,
                 random: false,
                 flush_every: FLUSH / MIB,
                 think_ns: 100 * US,
                 ..small
             }],
-            Case::ReadsBesideFlushes => vec![JobOptions { flush_every: 1, ..small }; STORM.into()],
-            Case::ReadsBesideFua => vec![JobOptions { fua: true, ..small }; STORM.into()],
+            FlushCase::ReadsBesideFlushes => {
+                vec![JobOptions { flush_every: 1, ..small }; STORM.into()]
+            }
+            FlushCase::ReadsBesideFua => vec![JobOptions { fua: true, ..small }; STORM.into()],
         }
     }
 
@@ -305,8 +307,9 @@ mod tests {
 
     #[test]
     fn verdicts_follow_from_printed_rows() {
-        let (case, device, scheduler) = (Case::ReadsBesideFlushes, Device::Sata, Scheduler::None);
-        let row = Point { case, device, scheduler }.row(1).unwrap();
+        let (case, device, scheduler) =
+            (FlushCase::ReadsBesideFlushes, Device::Sata, Scheduler::None);
+        let row = FlushPoint { case, device, scheduler }.row(1).unwrap();
         let row = Row::from_json(&row.to_json()).unwrap();
         assert!(row.int("bios") > 100 && row.int("heavy") > 1 << 20, "{row:?}");
         let row = row.replaced("alone_longest_us", 100).replaced("drive_longest_us", 100);

@@ -30,7 +30,7 @@ const RATE: f64 = 0.88;
 const ROUNDS: f64 = 8.0;
 
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct ReadersPoint {
     case: &'static str,
     device: Device,
     readers: u32,
@@ -41,19 +41,21 @@ struct Point {
 /// # Errors
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<ReadersPoint> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let rows = run_each("fairness of readers", &points, |point| point.row(filter.seed))?;
     let notes = vec!["default options; the others of a row differ by what its columns say".into()];
     Ok(Report { title: "fairness: many readers".into(), notes, verdicts: judge(&rows), rows })
 }
 
-fn all() -> Vec<Point> {
-    let pool = |device| [1, 16, 64].map(|readers| Point { case: POOL_CASE, device, readers });
-    let new = [100, 300].map(|readers| Point { case: NEW_CASE, device: Device::Disk, readers });
+fn all() -> Vec<ReadersPoint> {
+    let pool =
+        |device| [1, 16, 64].map(|readers| ReadersPoint { case: POOL_CASE, device, readers });
+    let new =
+        [100, 300].map(|readers| ReadersPoint { case: NEW_CASE, device: Device::Disk, readers });
     Device::ALL.into_iter().flat_map(pool).chain(new).collect()
 }
 
-impl Point {
+impl ReadersPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.names_case(self.case)
             && filter.has_policy(TagPolicy::Fair)
@@ -196,7 +198,8 @@ mod tests {
     /// With windows of 4 MiB they evicted each other's: a fifteenth of this.
     #[test]
     fn sixteen_readers_share_a_small_pool() {
-        let row = Point { case: POOL_CASE, device: Device::Sata, readers: 16 }.row(1).unwrap();
+        let row =
+            ReadersPoint { case: POOL_CASE, device: Device::Sata, readers: 16 }.row(1).unwrap();
         let row = Row::from_json(&row.to_json()).unwrap();
         assert_eq!(missed(row.clone()), 0, "{row:?}");
         let bytes = row.int("small_window_bytes");

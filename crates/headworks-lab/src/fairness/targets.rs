@@ -28,7 +28,7 @@ const KEEPS_FROM: f64 = 2.5;
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct TargetPoint {
     device: Device,
     scheduler: Scheduler,
     depth: DepthMode,
@@ -68,10 +68,10 @@ enum Part {
 /// # Errors
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<TargetPoint> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let mut progress = Progress::new("latency targets", points.len());
     let mut rows = Vec::new();
-    let mut untargeted: Option<(Point, Untargeted)> = None;
+    let mut untargeted: Option<(TargetPoint, Untargeted)> = None;
     for point in &points {
         let runs = match untargeted {
             Some((other, runs)) if point.differs_by_target(&other) => runs,
@@ -90,14 +90,14 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     })
 }
 
-fn all() -> Vec<Point> {
+fn all() -> Vec<TargetPoint> {
     let mut points = Vec::new();
     for device in Device::ALL {
         for depth in [DepthMode::Auto, DepthMode::Fixed] {
             for bulk in [Op::Write, Op::Read] {
                 for times in TIMES {
                     let scheduler = Scheduler::None;
-                    points.push(Point { device, scheduler, depth, bulk, times });
+                    points.push(TargetPoint { device, scheduler, depth, bulk, times });
                 }
             }
         }
@@ -105,7 +105,7 @@ fn all() -> Vec<Point> {
     points
 }
 
-impl Point {
+impl TargetPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_case(CASE)
             && filter.has_policy(crate::baseline::TagPolicy::Fair)

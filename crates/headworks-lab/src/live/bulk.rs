@@ -60,7 +60,7 @@ impl Target {
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct BulkWritesPoint {
     target: Target,
     policy: TagPolicy,
     round: u64,
@@ -78,7 +78,8 @@ struct Image {
 /// # Errors
 /// The server or a client could not start, or the file could not be written.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<BulkWritesPoint> =
+        all().into_iter().filter(|point| point.is_in(filter)).collect();
     if points.is_empty() {
         return Ok(Report::default());
     }
@@ -99,13 +100,13 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
 }
 
-fn all() -> Vec<Point> {
+fn all() -> Vec<BulkWritesPoint> {
     let kinds = [
         (Target::File, TagPolicy::Fair),
         (Target::File, TagPolicy::KuaiV3),
         (Target::Null, TagPolicy::Fair),
     ];
-    let round = |round| kinds.map(|(target, policy)| Point { target, policy, round });
+    let round = |round| kinds.map(|(target, policy)| BulkWritesPoint { target, policy, round });
     (1..=ROUNDS).flat_map(round).collect()
 }
 
@@ -127,7 +128,7 @@ impl Image {
     }
 }
 
-impl Point {
+impl BulkWritesPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_case(NAME)
@@ -285,7 +286,7 @@ mod tests {
     #[test]
     fn reader_and_writers_share_a_real_file() {
         let image = Image::make(16 << 20).unwrap();
-        let point = Point { target: Target::File, policy: TagPolicy::Fair, round: 1 };
+        let point = BulkWritesPoint { target: Target::File, policy: TagPolicy::Fair, round: 1 };
         let length = Length { ramp: Duration::ZERO, runtime: Duration::from_millis(200) };
         let found = point.count(1, &image, (1, 1), length).unwrap();
         assert!(found.jobs[0].reads.bytes > 0 && found.jobs[1].writes.bytes > 0);

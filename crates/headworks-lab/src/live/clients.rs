@@ -36,7 +36,7 @@ const P99: f64 = 1.5;
 
 /// The clients of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+enum LoopCase {
     /// 64 clients of 4 KiB.
     Equal64,
     /// One client of 1 MiB beside 63 of 4 KiB.
@@ -45,7 +45,7 @@ enum Case {
     Equal1000,
 }
 
-impl Case {
+impl LoopCase {
     const ALL: [Self; 3] = [Self::Equal64, Self::OneLarge, Self::Equal1000];
 
     const fn name(self) -> &'static str {
@@ -77,8 +77,8 @@ impl Case {
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-struct Point {
-    case: Case,
+struct LoopPoint {
+    case: LoopCase,
     policy: TagPolicy,
 }
 
@@ -87,9 +87,9 @@ struct Point {
 /// # Errors
 /// The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = Case::ALL
+    let points: Vec<LoopPoint> = LoopCase::ALL
         .into_iter()
-        .flat_map(|case| TagPolicy::ALL.map(|policy| Point { case, policy }))
+        .flat_map(|case| TagPolicy::ALL.map(|policy| LoopPoint { case, policy }))
         .filter(|point| point.is_in(filter))
         .collect();
     if points.is_empty() {
@@ -106,7 +106,7 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
 }
 
-impl Point {
+impl LoopPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_case(self.case.name())
@@ -176,7 +176,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         rows.iter().find(|row| row.is("case", case) && row.is("policy", policy))
     };
     let mut verdicts = Vec::new();
-    for case in Case::ALL {
+    for case in LoopCase::ALL {
         let Some(ours) = find(case.name(), "fair") else { continue };
         let kuai = find(case.name(), "kuai_v3");
         let mut judged = |what: &str, name: &str, most: f64| {
@@ -189,7 +189,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             });
         };
         judged("longest wait in rounds", "rounds", LONGEST);
-        if case != Case::OneLarge {
+        if case != LoopCase::OneLarge {
             judged("p99 in rounds", "p99_rounds", P99);
         }
     }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn wait_of_a_client_without_an_answer_counts() {
-        let point = Point { case: Case::Equal64, policy: TagPolicy::Fair };
+        let point = LoopPoint { case: LoopCase::Equal64, policy: TagPolicy::Fair };
         let length = Length { ramp: Duration::ZERO, runtime: Duration::from_secs(10) };
         let served = |ms: u64| {
             let mut tally = Tally::default();
@@ -232,7 +232,9 @@ mod tests {
     #[test]
     fn clients_share_a_device_of_200_commands_per_second() {
         let length = Length { ramp: Duration::ZERO, runtime: Duration::from_millis(1_200) };
-        let row = Point { case: Case::OneLarge, policy: TagPolicy::KuaiV3 }.run(1, length).unwrap();
+        let row = LoopPoint { case: LoopCase::OneLarge, policy: TagPolicy::KuaiV3 }
+            .run(1, length)
+            .unwrap();
         assert!((60..=241).contains(&row.int("bios")), "{row:?}");
         assert_eq!((row.int("clients"), row.int("failed")), (64, 0));
         assert_eq!(row.int("round_us"), 320_000);

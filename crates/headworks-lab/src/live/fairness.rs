@@ -37,7 +37,7 @@ const WEIGHTS_OFF: f64 = 0.05;
 
 /// The jobs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+enum NbdCase {
     /// The light job alone.
     Alone,
     /// The light job and seven heavy ones.
@@ -51,7 +51,7 @@ enum Case {
     WeightsLarge,
 }
 
-impl Case {
+impl NbdCase {
     const fn name(self) -> &'static str {
         match self {
             Self::Alone => "alone",
@@ -81,12 +81,12 @@ impl Case {
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct NbdPoint {
     policy: TagPolicy,
     scheduler: Scheduler,
     /// Whether `hw_inflight_kb` and `max_sectors_kb` have their default values.
     usual: bool,
-    case: Case,
+    case: NbdCase,
     round: u64,
 }
 
@@ -99,7 +99,7 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
 }
 
 fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<NbdPoint> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     if points.is_empty() {
         return Ok(Report::default());
     }
@@ -119,27 +119,33 @@ fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
 }
 
-fn all() -> Vec<Point> {
+fn all() -> Vec<NbdPoint> {
     let mut points = Vec::new();
     let scheduler = Scheduler::None;
     for round in 1..=ROUNDS {
         for (policy, usual) in
             [(TagPolicy::Fair, false), (TagPolicy::Fair, true), (TagPolicy::Legacy518, true)]
         {
-            for case in [Case::Alone, Case::Beside] {
-                points.push(Point { policy, scheduler, usual, case, round });
+            for case in [NbdCase::Alone, NbdCase::Beside] {
+                points.push(NbdPoint { policy, scheduler, usual, case, round });
             }
         }
     }
     for scheduler in GATED {
-        for case in [Case::Mixed, Case::Weights, Case::WeightsLarge] {
-            points.push(Point { policy: TagPolicy::Fair, scheduler, usual: false, case, round: 1 });
+        for case in [NbdCase::Mixed, NbdCase::Weights, NbdCase::WeightsLarge] {
+            points.push(NbdPoint {
+                policy: TagPolicy::Fair,
+                scheduler,
+                usual: false,
+                case,
+                round: 1,
+            });
         }
     }
     points
 }
 
-impl Point {
+impl NbdPoint {
     fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_case(self.case.name())
@@ -214,16 +220,16 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
     let mut verdicts = light(&rows);
     for scheduler in GATED.map(Scheduler::name) {
-        let find = |case: Case| {
+        let find = |case: NbdCase| {
             let is = |row: &&&Row| row.is("case", case.name()) && row.is("scheduler", scheduler);
             rows.iter().find(is)
         };
-        if let Some(row) = find(Case::Mixed) {
+        if let Some(row) = find(NbdCase::Mixed) {
             let even = jain(row.ints("kib").iter().map(|&kib| kib as f64));
             let what = format!("{scheduler}: Jain's index, eight of 4 KiB to 1 MiB");
             verdicts.push(verdict(&what, None, even, Some(Goal::AtLeast(JAIN))));
         }
-        for (case, what) in [(Case::Weights, "64 KiB"), (Case::WeightsLarge, "1 MiB")] {
+        for (case, what) in [(NbdCase::Weights, "64 KiB"), (NbdCase::WeightsLarge, "1 MiB")] {
             let Some(row) = find(case) else { continue };
             let what = format!("{scheduler}: weights 1:2:4, {what}, the worst part is off by");
             verdicts.push(verdict(&what, None, off(row), Some(Goal::AtMost(WEIGHTS_OFF))));
@@ -249,7 +255,7 @@ fn verdict(what: &str, baseline: Option<f64>, ours: f64, goal: Option<Goal>) -> 
 
 /// The verdicts of the light job beside the seven, and of the seven among each other.
 fn light(rows: &[&Row]) -> Vec<Verdict> {
-    let of = |policy: &str, usual: bool, case: Case| -> Vec<&Row> {
+    let of = |policy: &str, usual: bool, case: NbdCase| -> Vec<&Row> {
         let is = |row: &&&Row| {
             row.is("policy", policy)
                 && (row.int("hw_inflight_kb") == 0) == usual
@@ -259,11 +265,12 @@ fn light(rows: &[&Row]) -> Vec<Verdict> {
     };
     let p99 = |row: &Row| row.int("first_p99_ns") as f64;
     let ratio = |policy, usual| {
-        let (alone, beside) = (of(policy, usual, Case::Alone), of(policy, usual, Case::Beside));
+        let (alone, beside) =
+            (of(policy, usual, NbdCase::Alone), of(policy, usual, NbdCase::Beside));
         middle(alone.iter().zip(&beside).map(|(alone, beside)| p99(beside) / p99(alone)).collect())
     };
     let even = |policy, usual| {
-        let rows = of(policy, usual, Case::Beside);
+        let rows = of(policy, usual, NbdCase::Beside);
         let index = |row: &&Row| jain(row.ints("kib")[1..].iter().map(|&kib| kib as f64));
         rows.iter().map(index).reduce(f64::min)
     };
@@ -303,7 +310,7 @@ fn off(row: &Row) -> f64 {
 mod tests {
     use super::*;
 
-    fn row(case: Case, first_p99_ns: u64, kib: &[u64]) -> Row {
+    fn row(case: NbdCase, first_p99_ns: u64, kib: &[u64]) -> Row {
         Row::new(TABLE)
             .with("policy", "fair")
             .with("scheduler", "none")
@@ -316,8 +323,8 @@ mod tests {
 
     #[test]
     fn light_job_uses_median_round_and_equal_jobs_the_worst() {
-        let beside = |ns| row(Case::Beside, ns, &[1, 50, 50, 50]);
-        let alone = row(Case::Alone, 100, &[1]);
+        let beside = |ns| row(NbdCase::Beside, ns, &[1, 50, 50, 50]);
+        let alone = row(NbdCase::Alone, 100, &[1]);
         let round = |ns| [alone.clone(), beside(ns)];
         let rows = [round(190), round(5_000), round(150)].concat();
         let ours = |verdicts: &[Verdict], nr: usize| verdicts[nr].ours.unwrap();
@@ -325,14 +332,14 @@ mod tests {
         assert!(ours(&verdicts, 0) == 1.9 && ours(&verdicts, 1) == 1.0);
         assert!(verdicts.iter().all(Verdict::is_met));
         assert!(!judge(&[round(190), round(210), round(210)].concat())[0].is_met());
-        let uneven = row(Case::Beside, 100, &[1, 50, 50, 10]);
+        let uneven = row(NbdCase::Beside, 100, &[1, 50, 50, 10]);
         let verdicts = judge(&[rows, vec![alone, uneven]].concat());
         assert!(verdicts[0].is_met() && !verdicts[1].is_met());
     }
 
     #[test]
     fn weighted_share_may_be_off_by_five_percent() {
-        let met = |kib: &[u64]| judge(&[row(Case::WeightsLarge, 0, kib)])[0].is_met();
+        let met = |kib: &[u64]| judge(&[row(NbdCase::WeightsLarge, 0, kib)])[0].is_met();
         assert!(met(&[50, 50, 100, 100, 200, 200]));
         assert!(met(&[52, 52, 100, 100, 200, 200]));
         assert!(!met(&[54, 54, 100, 100, 200, 200]));

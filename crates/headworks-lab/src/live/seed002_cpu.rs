@@ -58,7 +58,7 @@ const AFTER_EXIT: f64 = 1.2;
 
 /// The configuration of a run.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct WriterCpuPoint {
     device: usize,
     policy: Throttling,
     writers: u32,
@@ -116,7 +116,7 @@ fn written(stats: &Value) -> u64 {
 /// # Errors
 /// The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = all(filter).collect();
+    let points: Vec<WriterCpuPoint> = all(filter).collect();
     if points.is_empty() {
         return Ok(Report::default());
     }
@@ -146,16 +146,16 @@ pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
 }
 
-fn all(filter: &RowFilter) -> impl Iterator<Item = Point> {
+fn all(filter: &RowFilter) -> impl Iterator<Item = WriterCpuPoint> {
     let mut points = Vec::new();
     for (device, _) in DEVICES.iter().enumerate().filter(|(_, device)| filter.has_device(device.0))
     {
         for round in 1..=ROUNDS {
             for writers in WRITERS.into_iter().filter(|&writers| filter.has_jobs(writers)) {
                 for policy in POLICIES {
-                    points.push(Point { device, policy, writers, round, exit: false });
+                    points.push(WriterCpuPoint { device, policy, writers, round, exit: false });
                     if writers == WRITERS[2] && policy == Throttling::Ioless {
-                        points.push(Point { device, policy, writers, round, exit: true });
+                        points.push(WriterCpuPoint { device, policy, writers, round, exit: true });
                     }
                 }
             }
@@ -169,7 +169,7 @@ fn transport(seed: u64, round: u32) -> Result<Row, ConfigError> {
     let exports = [("", format!("null:size={IMAGE}"))];
     let server = LiveServer::start(&LiveServerOptions::new(&exports, &|queue| queue))?;
     let (policy, writers) = (Throttling::Ioless, WRITERS[2]);
-    let point = Point { device: 0, policy, writers, round, exit: false };
+    let point = WriterCpuPoint { device: 0, policy, writers, round, exit: false };
     let samples = point.steady(&server, seed, LENGTH)?;
     server.end()?;
     let row = Row::new(TABLE)
@@ -181,7 +181,7 @@ fn transport(seed: u64, round: u32) -> Result<Row, ConfigError> {
     Ok(samples[0][1].cells(samples[0][0], row))
 }
 
-impl Point {
+impl WriterCpuPoint {
     fn run(self, seed: u64, image: &str, length: Length) -> Result<Vec<Row>, ConfigError> {
         let (_, prefix, inflight_kb) = DEVICES[self.device];
         let exports = [("", format!("{prefix}file:path={image}"))];

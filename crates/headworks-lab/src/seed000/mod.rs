@@ -24,7 +24,7 @@ use crate::report::{Report, run_each};
 use crate::row_filter::RowFilter;
 
 pub use judge::judge;
-use runs::{Length, Point};
+use runs::{Length, TagPoint};
 
 /// Time between an answer and the next write: a psync job wakes and returns from its system call.
 pub(crate) const THINK_NS: u64 = 10_000;
@@ -49,7 +49,8 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 }
 
 fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
-    let points: Vec<Point> = runs::all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let points: Vec<TagPoint> =
+        runs::all().into_iter().filter(|point| point.is_in(filter)).collect();
     let mut rows = Vec::new();
     for cache_mib in CACHES {
         if points.iter().any(|point| point.cache_mib == cache_mib) {

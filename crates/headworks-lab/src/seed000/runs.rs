@@ -29,7 +29,7 @@ pub(super) struct Length {
 
 /// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Point {
+pub(super) struct TagPoint {
     pub table: &'static str,
     pub policy: TagPolicy,
     pub scheduler: Scheduler,
@@ -50,11 +50,11 @@ pub(super) const DEFAULTS: &str = "ours, default options";
 pub(super) const PIECES_256: &str = "pieces of 256 KiB";
 
 /// All rows of the experiment.
-pub(super) fn all() -> Vec<Point> {
+pub(super) fn all() -> Vec<TagPoint> {
     let jobs = || JOBS.iter().map(|row| row.0);
     let (_, _, jitter_us) = SHOWN;
     let mut points = Vec::new();
-    let fair = Point {
+    let fair = TagPoint {
         table: OURS,
         policy: TagPolicy::Fair,
         scheduler: Scheduler::MqDeadline,
@@ -67,33 +67,34 @@ pub(super) fn all() -> Vec<Point> {
     for policy in [TagPolicy::Legacy518, TagPolicy::KuaiV3] {
         for (cache_mib, tags) in product(CACHES, TAGS) {
             for jitter_us in JITTERS_US {
-                let point = Point { table: BASELINES, policy, tags, cache_mib, jitter_us, ..fair };
-                points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+                let point =
+                    TagPoint { table: BASELINES, policy, tags, cache_mib, jitter_us, ..fair };
+                points.extend(jobs().map(|jobs| TagPoint { jobs, ..point }));
             }
         }
     }
     for scheduler in GATED {
         for (cache_mib, tags) in product(CACHES, TAGS) {
-            let point = Point { scheduler, tags, cache_mib, ..fair };
-            points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+            let point = TagPoint { scheduler, tags, cache_mib, ..fair };
+            points.extend(jobs().map(|jobs| TagPoint { jobs, ..point }));
         }
     }
     for cache_mib in CACHES {
-        let point = Point { table: DEEP, tags: DEEP_TAGS, cache_mib, ..fair };
-        points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+        let point = TagPoint { table: DEEP, tags: DEEP_TAGS, cache_mib, ..fair };
+        points.extend(jobs().map(|jobs| TagPoint { jobs, ..point }));
     }
     let usual = QueueOptions::default();
-    let defaults = Point {
+    let defaults = TagPoint {
         table: DEFAULTS,
         scheduler: usual.scheduler,
         tags: usual.nr_requests,
         max_sectors_kb: usual.max_sectors_kb,
         ..fair
     };
-    points.extend(jobs().map(|jobs| Point { jobs, ..defaults }));
+    points.extend(jobs().map(|jobs| TagPoint { jobs, ..defaults }));
     for policy in TagPolicy::ALL {
-        let point = Point { table: PIECES_256, policy, max_sectors_kb: 256, ..fair };
-        points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+        let point = TagPoint { table: PIECES_256, policy, max_sectors_kb: 256, ..fair };
+        points.extend(jobs().map(|jobs| TagPoint { jobs, ..point }));
     }
     points
 }
@@ -105,7 +106,7 @@ fn product<A: Copy, B: Copy>(
     a.into_iter().flat_map(|a| b.clone().into_iter().map(move |b| (a, b))).collect()
 }
 
-impl Point {
+impl TagPoint {
     pub fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_tags(self.tags)
@@ -219,7 +220,7 @@ mod tests {
     /// and no event is pending.
     #[test]
     fn watchdog_detects_the_hang_of_no_preemption_alone() {
-        let point = Point {
+        let point = TagPoint {
             table: BASELINES,
             policy: TagPolicy::KuaiV3,
             scheduler: Scheduler::MqDeadline,
@@ -237,7 +238,7 @@ mod tests {
         assert!(stuck(alone, false), "the hang was not detected");
         assert!(!stuck(alone, true), "the series' own safety net ends it");
         assert!(!stuck(0xff, false), "all patches together do not hang");
-        let fair = Point { policy: TagPolicy::Fair, ..point };
+        let fair = TagPoint { policy: TagPolicy::Fair, ..point };
         assert!(!fair.count(1, fair.wake(1), Length { ramp: 0, seconds: 60 }).unwrap().stuck);
     }
 }

@@ -57,7 +57,7 @@ const REQUEST_KIB: f64 = 128.0;
 
 /// A workload of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+enum DispatchCase {
     /// 16 jobs, 4 KiB at random offsets, depth 32, batches of 8, a null device.
     Order,
     /// 128 jobs, sequential 4 KiB, depth 32, one at a time, the disk of seed 000: the merge test of the series' fourth version.
@@ -68,7 +68,7 @@ enum Case {
     MergeBusy,
 }
 
-impl Case {
+impl DispatchCase {
     const ALL: [Self; 4] = [Self::Order, Self::Merge, Self::MergeFlash, Self::MergeBusy];
     /// The cases of merging.
     const MERGE: [Self; 3] = [Self::Merge, Self::MergeFlash, Self::MergeBusy];
@@ -170,9 +170,9 @@ pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
 }
 
 fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
-    let points: Vec<(Scheduler, Case, DispatchMode)> = ELEVATORS
+    let points: Vec<(Scheduler, DispatchCase, DispatchMode)> = ELEVATORS
         .into_iter()
-        .flat_map(|scheduler| Case::ALL.map(|case| (scheduler, case)))
+        .flat_map(|scheduler| DispatchCase::ALL.map(|case| (scheduler, case)))
         .filter(|(_, case)| filter.has_device(case.device()))
         .filter(|(_, case)| filter.has_jobs(case.jobs().len() as u32))
         .flat_map(|(scheduler, case)| {
@@ -182,8 +182,8 @@ fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     let mut rows = run_each("seed-001", &points, |&(scheduler, case, way)| {
         run_one(filter.seed, scheduler, case, way, length, Control::Usual)
     })?;
-    let is_merge = |&&(_, case, way): &&(Scheduler, Case, DispatchMode)| {
-        (case, way) == (Case::Merge, DispatchMode::Owner)
+    let is_merge = |&&(_, case, way): &&(Scheduler, DispatchCase, DispatchMode)| {
+        (case, way) == (DispatchCase::Merge, DispatchMode::Owner)
     };
     for &(scheduler, case, way) in points.iter().filter(is_merge) {
         let controls: &[Control] = match scheduler {
@@ -273,16 +273,16 @@ fn name(way: DispatchMode) -> (&'static str, usize) {
 fn run_one(
     seed: u64,
     scheduler: Scheduler,
-    case: Case,
+    case: DispatchCase,
     way: DispatchMode,
     length: Length,
     control: Control,
 ) -> Result<Row, ConfigError> {
     let (device, size) = case.device_model();
     let [ramp_ns, runtime_ns] = match case {
-        Case::Order => length.order,
-        Case::Merge | Case::MergeBusy => length.merge,
-        Case::MergeFlash => length.flash,
+        DispatchCase::Order => length.order,
+        DispatchCase::Merge | DispatchCase::MergeBusy => length.merge,
+        DispatchCase::MergeFlash => length.flash,
     };
     let queue = control.queue(QueueOptions {
         nr_requests: 1024,
@@ -309,7 +309,7 @@ fn run_one(
     let entered = CountedElevator::new(elevator::make(&queue, bios), shared.clone());
     harness.shard().set_elevator(DeviceId(0), Box::new(entered));
     harness.set_dispatcher(Box::new(shared.clone()));
-    if case == Case::MergeBusy {
+    if case == DispatchCase::MergeBusy {
         harness.set_accepts(DISK_DEPTH / 4);
     }
     let counts = harness.run();
@@ -346,7 +346,8 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         let rows: Vec<Row> = rows.iter().filter(of).cloned().collect();
         let prefix = if scheduler == Scheduler::Bfq { "bfq, " } else { "" };
         verdicts.extend(judge_order(&rows, prefix).into_iter().flatten());
-        let merges = Case::MERGE.into_iter().filter_map(|case| judge_merge(&rows, prefix, case));
+        let merges =
+            DispatchCase::MERGE.into_iter().filter_map(|case| judge_merge(&rows, prefix, case));
         verdicts.extend(merges.flatten());
     }
     if !rows.is_empty() {
@@ -363,7 +364,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     verdicts
 }
 
-fn find<'a>(rows: &'a [Row], case: Case, way: &str, contexts: u64) -> Option<&'a Row> {
+fn find<'a>(rows: &'a [Row], case: DispatchCase, way: &str, contexts: u64) -> Option<&'a Row> {
     let is = |row: &&Row| {
         row.table == case.name() && row.is("way", way) && row.int("contexts") == contexts
     };
@@ -371,7 +372,7 @@ fn find<'a>(rows: &'a [Row], case: Case, way: &str, contexts: u64) -> Option<&'a
 }
 
 fn judge_order(rows: &[Row], prefix: &str) -> Option<[Verdict; 4]> {
-    let find = |way, contexts| find(rows, Case::Order, way, contexts);
+    let find = |way, contexts| find(rows, DispatchCase::Order, way, contexts);
     let (ours, old) = (find("owner", 1)?, find("one by one", 4)?);
     let verdict = |what: &str, baseline: f64, ours: f64, goal| Verdict {
         what: format!("{prefix}{what}"),
@@ -413,15 +414,15 @@ fn judge_order(rows: &[Row], prefix: &str) -> Option<[Verdict; 4]> {
     ])
 }
 
-fn judge_merge(rows: &[Row], prefix: &str, case: Case) -> Option<[Verdict; 3]> {
+fn judge_merge(rows: &[Row], prefix: &str, case: DispatchCase) -> Option<[Verdict; 3]> {
     let find = |way, contexts| find(rows, case, way, contexts);
     let (ours, old) = (find("owner", 1)?, find("one by one", 4)?);
     let merged = |row: &Row| 100.0 * (1.0 - row.int("requests") as f64 / row.int("bios") as f64);
     let kib = |row: &Row| row.int("bytes") as f64 / row.int("requests") as f64 / 1024.0;
     let on = match case {
-        Case::MergeFlash => "on flash, ",
-        Case::MergeBusy => "on a disk that answers BUSY, ",
-        Case::Merge | Case::Order => "",
+        DispatchCase::MergeFlash => "on flash, ",
+        DispatchCase::MergeBusy => "on a disk that answers BUSY, ",
+        DispatchCase::Merge | DispatchCase::Order => "",
     };
     let bytes = |row: &Row| row.int("bytes") as f64 / old.int("bytes").max(1) as f64;
     let verdict = |what: &str, seed, baseline: f64, ours: f64, goal| Verdict {
@@ -461,9 +462,9 @@ fn judge_merge(rows: &[Row], prefix: &str, case: Case) -> Option<[Verdict; 3]> {
         explain(bytes_of_old, TAKES, BFQ_MERGES[2], one_command.map(bytes)),
     ];
     let (remark, today) = match (case, prefix.is_empty()) {
-        (Case::MergeBusy, true) => (REFUSES, BUSY),
-        (Case::MergeBusy, false) => (REFUSES, BFQ_BUSY),
-        (Case::MergeFlash, false) => (KEEPS, BFQ_FLASH),
+        (DispatchCase::MergeBusy, true) => (REFUSES, BUSY),
+        (DispatchCase::MergeBusy, false) => (REFUSES, BFQ_BUSY),
+        (DispatchCase::MergeFlash, false) => (KEEPS, BFQ_FLASH),
         _ => return Some(found),
     };
     let mut today = today.map(Figure::new).into_iter();

@@ -522,11 +522,11 @@ fn config(options: &CacheHarnessOptions) -> ShardConfig {
 mod tests {
     use headworks_core::time::SEC;
 
-    use super::super::{Case, Seed002Options, points};
+    use super::super::{Seed002Options, ThrottleCase, points};
     use super::*;
 
     fn harness(writers: u32, change: impl FnOnce(&mut CacheHarnessOptions)) -> CaseOutcome {
-        let cases = vec![Case::Grid];
+        let cases = vec![ThrottleCase::Grid];
         let (writers, bandwidths, pools) = (vec![writers], vec![700_000_000], vec![256 << 20]);
         let all = points(&Seed002Options {
             cases,

@@ -55,7 +55,7 @@ const PART: u64 = GIB;
 
 /// A workload or disturbance to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
+pub enum ThrottleCase {
     /// The table published for the seed.
     Scaling,
     /// Other bandwidths and pools, on a device with bandwidth only.
@@ -90,7 +90,7 @@ pub enum Case {
     Streams,
 }
 
-impl Case {
+impl ThrottleCase {
     /// All cases, in the order in which they run.
     pub const ALL: [Self; 18] = [
         Self::Scaling,
@@ -196,10 +196,10 @@ impl BelowCache {
 
     /// What a throttle policy runs with. The baseline runs with every elevator and tag policy, so
     /// that its best can be compared.
-    fn of(case: Case, throttle: Throttling, writers: u32, pool: u64) -> Vec<Self> {
+    fn of(case: ThrottleCase, throttle: Throttling, writers: u32, pool: u64) -> Vec<Self> {
         // Few writers of whole chunks get equal rates from all of them, and where no goal compares, one is enough beside ours.
         let compared = (11..=WRITERS_MAX).contains(&writers) && pool == COMPARED_POOL;
-        if throttle != Throttling::Foreground || case == Case::Scaling && !compared {
+        if throttle != Throttling::Foreground || case == ThrottleCase::Scaling && !compared {
             return vec![Self::DEFAULT];
         }
         let schedulers = [Scheduler::None, Scheduler::MqDeadline];
@@ -214,7 +214,7 @@ impl BelowCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CasePoint {
     /// The case that the run belongs to.
-    pub case: Case,
+    pub case: ThrottleCase,
     /// The throttle policy of the run.
     pub throttle: Throttling,
     /// The elevator and the tag policy of the run.
@@ -243,11 +243,13 @@ pub struct CasePoint {
 #[must_use]
 pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     let mut points = Vec::new();
-    let wanted = |case: &Case| options.cases.is_empty() || options.cases.contains(case);
-    for case in Case::ALL.into_iter().filter(wanted).filter(|&case| case != Case::Streams) {
+    let wanted = |case: &ThrottleCase| options.cases.is_empty() || options.cases.contains(case);
+    for case in
+        ThrottleCase::ALL.into_iter().filter(wanted).filter(|&case| case != ThrottleCase::Streams)
+    {
         let (writers, bandwidths, pools) = case.usual();
         let old: &[_] = match case.has_baseline() {
-            true if case == Case::Overwrites => &Throttling::ALL,
+            true if case == ThrottleCase::Overwrites => &Throttling::ALL,
             true => &[Throttling::Ioless, Throttling::Foreground],
             false => &[Throttling::Ioless],
         };
@@ -256,7 +258,7 @@ pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
         for &throttle in or(&options.throttles, old) {
             for &bandwidth in or(&options.bandwidths, &bandwidths) {
                 // Pauses alone are looked at with more memory.
-                let is_ours = case != Case::Overwrites || throttle == Throttling::Ioless;
+                let is_ours = case != ThrottleCase::Overwrites || throttle == Throttling::Ioless;
                 let pools = if is_ours { &pools[..] } else { &pools[..1] };
                 for &pool in or(&options.pools, pools) {
                     for &writers in or(&options.writers, writers) {
@@ -279,12 +281,12 @@ fn or<'a, T>(asked: &'a [T], usual: &'a [T]) -> &'a [T] {
 impl CasePoint {
     fn new(
         options: &Seed002Options,
-        (case, throttle, writers, bandwidth, pool): (Case, Throttling, u32, u64, u64),
+        (case, throttle, writers, bandwidth, pool): (ThrottleCase, Throttling, u32, u64, u64),
     ) -> Self {
         let seconds = options.seconds;
         let write_bytes = match case {
-            Case::SmallWrites => 4096,
-            Case::Overwrites => OVERWRITE,
+            ThrottleCase::SmallWrites => 4096,
+            ThrottleCase::Overwrites => OVERWRITE,
             _ => options.write_bytes,
         };
         // Forty writes of each writer, so that one write more or less hardly changes the shares.
@@ -299,22 +301,26 @@ impl CasePoint {
         let phase_ns = seconds.div_ceil(parts).max(5).max(600 * MB / bandwidth) * SEC;
         let (ramp, runtime) = match case {
             // Ten writes of each, so that one more or less hardly changes the shares.
-            Case::Cold if is_fast => (0, seconds.div_ceil(2)),
-            Case::Cold => (0, seconds.max(shares.div_ceil(4 * bandwidth))),
-            Case::Grid if is_fast => (2, seconds.div_ceil(2).max(enough)),
-            Case::Bandwidth | Case::Writers | Case::SmallWrites => (0, 3 * phase_ns / SEC),
+            ThrottleCase::Cold if is_fast => (0, seconds.div_ceil(2)),
+            ThrottleCase::Cold => (0, seconds.max(shares.div_ceil(4 * bandwidth))),
+            ThrottleCase::Grid if is_fast => (2, seconds.div_ceil(2).max(enough)),
+            ThrottleCase::Bandwidth | ThrottleCase::Writers | ThrottleCase::SmallWrites => {
+                (0, 3 * phase_ns / SEC)
+            }
             // Shares that follow the bandwidth need time to settle.
-            Case::Two => (20, seconds),
+            ThrottleCase::Two => (20, seconds),
             // What is dirty is written out once in the ramp, and again in the run.
-            Case::Overwrites if bandwidth <= DISK_RATE => (600, 30 * seconds),
-            Case::Overwrites => (5, seconds.div_ceil(2)),
+            ThrottleCase::Overwrites if bandwidth <= DISK_RATE => (600, 30 * seconds),
+            ThrottleCase::Overwrites => (5, seconds.div_ceil(2)),
             _ => (5, seconds.max(enough)),
         };
         let switch_ns = match case {
-            Case::Grid => 0,
-            Case::Scaling => options.switch_ns.unwrap_or(CALIBRATED_NS),
-            Case::Disk | Case::Uneven => options.switch_ns.unwrap_or(DISK_SWITCH_NS),
-            Case::Files | Case::Overwrites if bandwidth <= DISK_RATE => {
+            ThrottleCase::Grid => 0,
+            ThrottleCase::Scaling => options.switch_ns.unwrap_or(CALIBRATED_NS),
+            ThrottleCase::Disk | ThrottleCase::Uneven => {
+                options.switch_ns.unwrap_or(DISK_SWITCH_NS)
+            }
+            ThrottleCase::Files | ThrottleCase::Overwrites if bandwidth <= DISK_RATE => {
                 options.switch_ns.unwrap_or(DISK_SWITCH_NS)
             }
             _ => options.switch_ns.unwrap_or(SWITCH_NS),
@@ -340,25 +346,25 @@ impl CasePoint {
     #[must_use]
     pub fn phases(&self) -> Vec<Instant> {
         match self.case {
-            Case::Bandwidth | Case::Writers | Case::SmallWrites => {
+            ThrottleCase::Bandwidth | ThrottleCase::Writers | ThrottleCase::SmallWrites => {
                 (0..=3).map(|phase| Instant(phase * self.phase_ns)).collect()
             }
-            Case::Cold => vec![Instant(0), Instant(self.runtime_ns)],
+            ThrottleCase::Cold => vec![Instant(0), Instant(self.runtime_ns)],
             _ => Vec::new(),
         }
     }
 
     fn devices(&self) -> Vec<StreamProfile> {
         let mut device = StreamProfile::new(self.bandwidth, self.switch_ns);
-        device.per_command_ns = if self.case == Case::Grid { 0 } else { PER_COMMAND_NS };
+        device.per_command_ns = if self.case == ThrottleCase::Grid { 0 } else { PER_COMMAND_NS };
         match self.case {
-            Case::Bandwidth => {
+            ThrottleCase::Bandwidth => {
                 let [_, down, up, _] = self.phases()[..] else { unreachable!("three phases") };
                 device.steps = vec![(down, self.bandwidth * 2 / 7), (up, self.bandwidth)];
             }
-            Case::Bursts => device.burst_bytes = 32 * MB,
-            Case::Stalls => device.stall = (2 * SEC, 2 * SEC / 5),
-            Case::Two => {
+            ThrottleCase::Bursts => device.burst_bytes = 32 * MB,
+            ThrottleCase::Stalls => device.stall = (2 * SEC, 2 * SEC / 5),
+            ThrottleCase::Two => {
                 let slow =
                     StreamProfile { bytes_per_second: self.bandwidth / 10, ..device.clone() };
                 return vec![device, slow];
@@ -378,24 +384,26 @@ impl CasePoint {
         let as_told = |number| {
             let dd = dd(number);
             match self.case {
-                Case::Files => WriterOptions { manner: WritePattern::Files(FILES), ..dd },
-                Case::Overwrites => {
+                ThrottleCase::Files => WriterOptions { manner: WritePattern::Files(FILES), ..dd },
+                ThrottleCase::Overwrites => {
                     WriterOptions { manner: WritePattern::RandomWrites(self.write_bytes), ..dd }
                 }
-                Case::Uneven if number > 0 => WriterOptions { bytes_per_second: LIGHT_RATE, ..dd },
-                Case::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
-                Case::Writers | Case::SmallWrites if number >= self.writers => {
+                ThrottleCase::Uneven if number > 0 => {
+                    WriterOptions { bytes_per_second: LIGHT_RATE, ..dd }
+                }
+                ThrottleCase::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
+                ThrottleCase::Writers | ThrottleCase::SmallWrites if number >= self.writers => {
                     let [_, more, fewer, _] = self.phases()[..] else { unreachable!("phases") };
                     WriterOptions { starts_at: more, exits_at: fewer, ..dd }
                 }
                 // From a third of the time on, evenly; the last writer is alone for the last tenth.
-                Case::Exit => {
+                ThrottleCase::Exit => {
                     let (first, last) = (end.0 / 3, end.0 / 10 * 9);
                     let exits = first + (last - first) * u64::from(number) / u64::from(most);
                     let is_last = number + 1 == most;
                     WriterOptions { exits_at: if is_last { end } else { Instant(exits) }, ..dd }
                 }
-                Case::Reconnect(ms) if number >= STEADY => {
+                ThrottleCase::Reconnect(ms) if number >= STEADY => {
                     let at = |of: u32| Instant(u64::from(of - STEADY) * u64::from(ms) * MS);
                     WriterOptions { starts_at: at(number), exits_at: at(number + 1), ..dd }
                 }
@@ -408,8 +416,8 @@ impl CasePoint {
     /// Connections of all writers during the run.
     fn connections(&self) -> u32 {
         match self.case {
-            Case::Writers | Case::SmallWrites => 10 * self.writers,
-            Case::Reconnect(ms) => {
+            ThrottleCase::Writers | ThrottleCase::SmallWrites => 10 * self.writers,
+            ThrottleCase::Reconnect(ms) => {
                 let lives = (self.ramp_ns + self.runtime_ns).div_ceil(u64::from(ms) * MS);
                 STEADY + lives as u32
             }
@@ -420,7 +428,7 @@ impl CasePoint {
     /// A tebibyte for all, so that no writer wraps around; at least a gibibyte for each. What is overwritten is little.
     fn part(&self) -> u64 {
         let most = u64::from(self.connections());
-        if self.case == Case::Overwrites {
+        if self.case == ThrottleCase::Overwrites {
             return OVERWRITTEN / most / 4096 * 4096;
         }
         (1024 * GIB / most / PART * PART).max(PART)
@@ -458,40 +466,40 @@ impl CasePoint {
 mod tests {
     use super::*;
 
-    fn point(case: Case, writers: u32) -> CasePoint {
+    fn point(case: ThrottleCase, writers: u32) -> CasePoint {
         let run = (case, Throttling::Ioless, writers, 700 * MB, 4 * GIB);
         CasePoint::new(&Seed002Options::default(), run)
     }
 
     #[test]
     fn writers_have_disjoint_regions() {
-        for case in Case::ALL {
+        for case in ThrottleCase::ALL {
             let writers = point(case, 100).all_writers();
             let apart = |pair: &[WriterOptions]| pair[0].end <= pair[1].start;
             assert!(writers.windows(2).all(apart), "{}", case.name());
-            let least = if case == Case::Overwrites { OVERWRITTEN / 100 } else { PART };
+            let least = if case == ThrottleCase::Overwrites { OVERWRITTEN / 100 } else { PART };
             assert!(writers.iter().all(|writer| writer.end - writer.start >= least));
-            assert_eq!(Case::parse(case.name()), Some(case));
+            assert_eq!(ThrottleCase::parse(case.name()), Some(case));
         }
     }
 
     #[test]
     fn writers_start_and_exit_at_the_times_of_their_case() {
-        let point = point(Case::Writers, 10);
+        let point = point(ThrottleCase::Writers, 10);
         let at = |second: u64| {
             let now = Instant(second * SEC);
             let writers = point.all_writers();
             writers.iter().filter(|w| w.starts_at <= now && now < w.exits_at).count()
         };
         assert_eq!([at(1), at(7), at(12)], [10, 100, 10]);
-        let exits = self::point(Case::Exit, 100).all_writers();
+        let exits = self::point(ThrottleCase::Exit, 100).all_writers();
         assert!(exits.windows(2).all(|pair| pair[0].exits_at < pair[1].exits_at));
     }
 
     #[test]
     fn options_override_the_defaults_of_a_case() {
         let options = Seed002Options {
-            cases: vec![Case::Scaling],
+            cases: vec![ThrottleCase::Scaling],
             writers: vec![7],
             throttles: vec![Throttling::None],
             ..Seed002Options::default()
@@ -505,7 +513,7 @@ mod tests {
     #[test]
     fn baseline_runs_with_every_elevator_and_tag_policy() {
         let options = Seed002Options {
-            cases: vec![Case::Disk],
+            cases: vec![ThrottleCase::Disk],
             writers: vec![100],
             ..Seed002Options::default()
         };
@@ -521,8 +529,11 @@ mod tests {
 
     #[test]
     fn light_writers_are_paced_and_the_heavy_one_is_not() {
-        let rates: Vec<u64> =
-            point(Case::Uneven, 37).all_writers().iter().map(|w| w.bytes_per_second).collect();
+        let rates: Vec<u64> = point(ThrottleCase::Uneven, 37)
+            .all_writers()
+            .iter()
+            .map(|w| w.bytes_per_second)
+            .collect();
         assert_eq!((rates[0], rates.len()), (0, 37));
         assert!(rates[1..].iter().all(|&rate| rate == LIGHT_RATE));
     }

@@ -7,7 +7,7 @@
 //! pauses.
 
 use super::bounds::{self, Load};
-use super::cases::{Case, EVEN_POOL_MIB, OVERWRITTEN, WRITERS_MAX};
+use super::cases::{EVEN_POOL_MIB, OVERWRITTEN, ThrottleCase, WRITERS_MAX};
 use crate::report::{Goal, Row, Verdict};
 
 /// The seed's rates with pauses, as parts of one writer's 700 MB/s: writers, part.
@@ -381,7 +381,8 @@ fn changes(rows: &Rows<'_>) -> Vec<Verdict> {
 
 /// One that connects anew, in parts of an equal share of what it and those that do not have written.
 fn reconnecting(rows: &Rows<'_>) -> Vec<Verdict> {
-    let cases = Case::ALL.into_iter().filter(|case| matches!(case, Case::Reconnect(_)));
+    let cases =
+        ThrottleCase::ALL.into_iter().filter(|case| matches!(case, ThrottleCase::Reconnect(_)));
     let rows = cases.flat_map(|case| rows.all(case.name(), "ioless"));
     let judged = rows.map(|row| {
         let (all, steady) = (row.int("bytes"), 4096 * row.int("shared_blocks"));

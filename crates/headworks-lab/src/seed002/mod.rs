@@ -30,7 +30,7 @@ mod writer;
 use headworks_core::{ConfigError, Instant};
 
 pub use cache_harness::{CacheHarness, CacheHarnessOptions, CaseOutcome};
-pub use cases::{BelowCache, CALIBRATED_NS, Case, CasePoint, SWITCH_NS, points};
+pub use cases::{BelowCache, CALIBRATED_NS, CasePoint, SWITCH_NS, ThrottleCase, points};
 pub use judge::judge;
 pub use series::{SAMPLE_NS, Sample, rates, settled_ms};
 pub use writer::{WritePattern, WriterOptions};
@@ -45,7 +45,7 @@ pub struct Seed002Options {
     /// Seed of offsets and wake-ups.
     pub seed: u64,
     /// Only these cases; all if empty.
-    pub cases: Vec<Case>,
+    pub cases: Vec<ThrottleCase>,
     /// Throttle policies to compare.
     pub throttles: Vec<Throttling>,
     /// Numbers of writers to run.
@@ -92,7 +92,7 @@ pub fn run(
     let points = points(options);
     let mut progress = Progress::new("seed-002", points.len());
     let (mut rows, mut counts) = (Vec::new(), Vec::new());
-    let has_streams = options.cases.is_empty() || options.cases.contains(&Case::Streams);
+    let has_streams = options.cases.is_empty() || options.cases.contains(&ThrottleCase::Streams);
     for point in &points {
         let outcome = CacheHarness::new(point.harness(options.trace))?.run();
         rows.push(row(point, &outcome));
@@ -169,7 +169,7 @@ fn row(point: &CasePoint, outcome: &CaseOutcome) -> Row {
     let [low, mean, high] = positions(point, outcome);
     let busy = outcome.busy_ns.iter().map(|&ns| ns as f64 / point.runtime_ns as f64);
     let kib = outcome.request_bytes as f64 / 1024.0 / outcome.requests.max(1) as f64;
-    let files: u64 = if point.case == Case::Files { outcome.writes } else { 0 };
+    let files: u64 = if point.case == ThrottleCase::Files { outcome.writes } else { 0 };
     let per_gb = |[wakeups, bytes]: [u64; 2]| wakeups as f64 * 1e9 / bytes.max(1) as f64;
     let [before, after] = halves(point, outcome).map(per_gb);
     name("runs", point)
@@ -279,7 +279,7 @@ fn settled(point: &CasePoint, outcome: &CaseOutcome) -> Vec<u64> {
 /// Writer wake-ups and bytes written, before the first writer ended and after half of them had; 0
 /// if none ends.
 fn halves(point: &CasePoint, outcome: &CaseOutcome) -> [[u64; 2]; 2] {
-    if point.case != Case::Exit {
+    if point.case != ThrottleCase::Exit {
         return [[0; 2]; 2];
     }
     let samples = &outcome.samples;

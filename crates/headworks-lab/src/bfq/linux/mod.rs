@@ -25,7 +25,7 @@ use std::time::{Duration, Instant as Clock};
 use headworks_core::ConfigError;
 use headworks_core::time::MS;
 
-use super::cases::{CASES, Case};
+use super::cases::{BfqCase, CASES};
 use super::client as layout;
 use super::disks::Disk;
 use super::run::{self, ClientCounts, Elevator, Part, RunOutcome};
@@ -106,8 +106,8 @@ pub fn run(options: &LinuxOptions, print: impl Fn(&Row)) -> Result<Report, Confi
 }
 
 /// Cases with their schedulers, and which of their clients run.
-fn runs(options: &LinuxOptions) -> Vec<(&'static Case, &str, Part)> {
-    let wanted = |case: &&Case| {
+fn runs(options: &LinuxOptions) -> Vec<(&'static BfqCase, &str, Part)> {
+    let wanted = |case: &&BfqCase| {
         let named = |name: &String| name == case.name || name == case.experiment;
         // Groups have one level here.
         let here = case.disks.contains(&options.disk) && case.tenants == 0;
@@ -145,13 +145,13 @@ fn check_size(options: &LinuxOptions) -> Result<(), ConfigError> {
     }
 }
 
-fn jobs(case: &Case, disk: Disk, part: Part) -> Vec<JobOptions> {
+fn jobs(case: &BfqCase, disk: Disk, part: Part) -> Vec<JobOptions> {
     part.of(layout::jobs(case.groups, case.step, disk, case.length_ms[0] * MS))
 }
 
 fn run_case(
     options: &LinuxOptions,
-    case: &Case,
+    case: &BfqCase,
     scheduler: &str,
     part: Part,
 ) -> Result<Row, ConfigError> {
