@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use headworks_core::{ConfigError, Op};
@@ -12,6 +12,9 @@ use super::driver::stamp_all;
 
 /// Bytes of each call that fills the cache: the kernel makes folios as large as a write permits.
 const FILL_BYTES: usize = 1 << 20;
+
+/// BLKDISCARD of linux/fs.h.
+const BLKDISCARD: libc::Ioctl = 0x1277;
 
 /// A file whose first `size` bytes are in the kernel's page cache.
 pub struct Kernel {
@@ -43,6 +46,18 @@ impl Kernel {
         kernel.settle().map_err(say)?;
         kernel.read_all().map_err(say)?;
         Ok(kernel)
+    }
+
+    /// The same file opened once more, with a buffer of its own for calls of at most so many bytes.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn reopened(&self, path: &Path, bytes: u32) -> Result<Self, ConfigError> {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|error| {
+            ConfigError::new("beside", format!("{}: {}: {error}", self.name, path.display()))
+        })?;
+        let (name, size) = (self.name.clone(), self.size);
+        Ok(Self { name, file, size, buffer: vec![0; bytes as usize] })
     }
 
     /// Writes everything once, so that all of it is dirty: the cost of a block's first write is
@@ -79,12 +94,30 @@ impl Kernel {
         self.file.sync_data()
     }
 
-    /// Makes one read or write call.
+    /// Discards a range: a hole in a file, BLKDISCARD of a block device.
+    fn discard(&self, offset: u64, len: u32) -> io::Result<()> {
+        let fd = self.file.as_raw_fd();
+        let range = [offset, u64::from(len)];
+        let failed = if self.file.metadata()?.file_type().is_block_device() {
+            // SAFETY: the ioctl reads the two numbers of the range.
+            unsafe { libc::ioctl(fd, BLKDISCARD, range.as_ptr()) }
+        } else {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            // SAFETY: a call without memory.
+            unsafe { libc::fallocate(fd, mode, offset as libc::off_t, len.into()) }
+        };
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Makes one read, write or discard call.
     ///
     /// # Errors
     /// The call failed, or was short.
     #[inline]
     pub fn call(&mut self, op: Op, offset: u64, len: u32) -> io::Result<()> {
+        if op == Op::Discard {
+            return self.discard(offset, len);
+        }
         let bytes = &mut self.buffer[..len as usize];
         if op == Op::Write {
             stamp_all(bytes, offset);

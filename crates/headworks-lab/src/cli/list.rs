@@ -23,6 +23,7 @@ const LONG: &[(&str, u64)] = &[
     ("seed-002-cpu", 300),
     ("seed-003", 100),
     ("seed-003-cpu", 60),
+    ("seed-003-jobs", 180),
     ("seed-004", 15),
     ("fairness", 660),
     ("bfq", 180),

@@ -50,6 +50,9 @@ pub enum Experiment {
     /// Large folios in real time: cost of a hit of 64 KiB with small and with large folios
     #[command(name = "seed-003-cpu")]
     Seed003Cpu(tables::TableArgs),
+    /// Large folios with the seed's threads: four volumes with 252 jobs each, and readers beside a trim; with --beside in the kernel, too
+    #[command(name = "seed-003-jobs")]
+    Seed003Jobs(seed003::JobsArgs),
     /// Plugging: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
     Seed004(tables::TableArgs),
@@ -191,6 +194,7 @@ impl Experiment {
             Self::Seed002Cpu(_) => "seed-002-cpu",
             Self::Seed003(_) => "seed-003",
             Self::Seed003Cpu(_) => "seed-003-cpu",
+            Self::Seed003Jobs(_) => "seed-003-jobs",
             Self::Seed004(_) => "seed-004",
             Self::Fairness(_) => "fairness",
             Self::Bfq(_) => "bfq",
@@ -236,6 +240,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::Seed002Cpu(options) => return options.run(ExperimentName::Seed002Cpu),
         Experiment::Seed003(options) => return options.run(),
         Experiment::Seed003Cpu(options) => return options.run(ExperimentName::Seed003Cpu),
+        Experiment::Seed003Jobs(options) => return options.run(),
         Experiment::Seed004(options) => return options.run(ExperimentName::Seed004),
         Experiment::Fairness(options) => return options.run(ExperimentName::Fairness),
         Experiment::Bfq(options) => return options.run(),
