@@ -38,6 +38,11 @@ impl Lane {
         self.fifo.front().unwrap_or(NIL)
     }
 
+    /// Returns the request at the lowest position; `NIL` if none waits.
+    pub fn first(&self, slots: &Slots) -> SlotId {
+        self.index.at_or_after(slots, SortKey::default())
+    }
+
     /// Returns the request with the next earlier deadline.
     #[cfg(test)]
     pub fn older(&self, slots: &Slots, id: SlotId) -> Option<SlotId> {

@@ -16,8 +16,9 @@
 //!
 //! Departures from Linux 6.12, whose way breaks a promise: a fruitless search in an aged level changes nothing (there it may
 //! end or prolong the batch of another level); an aged request goes even if younger ones of its level are nearer; with
-//! `writes_starved` 0 an expired read goes after a batch of writes. A request that a busy device refused waits in the queue
-//! and goes first, so there is no dispatch list here.
+//! `writes_starved` 0 an expired read goes after a batch of writes; past the highest position a sweep begins anew at the
+//! lowest (there at the oldest request, and sweep after sweep passes what is below it). A request that a busy device refused
+//! waits in the queue and goes first, so there is no dispatch list here.
 //!
 //! Invariants: a level's `queued` counts its requests that were inserted and have neither ended nor been merged away, in the
 //! device or not; `waiting` is the number of requests in all lanes; sum of `queued` >= `waiting`.

@@ -100,6 +100,11 @@ impl Naive {
         ahead.min_by_key(|entry| (entry.position, entry.sorted))
     }
 
+    fn first(&self, level: usize, write: bool) -> Option<&WaitingRequest> {
+        let lane = self.waiting.iter().filter(|entry| entry.level == level && entry.write == write);
+        lane.min_by_key(|entry| (entry.position, entry.sorted))
+    }
+
     /// Returns the request, the size of the batch with it, and the batches that passed writes.
     fn pick_in(&self, now: u64, level: usize) -> Option<(WaitingRequest, u32, u32)> {
         if let Some(next) = self.next(level, self.write)
@@ -120,8 +125,9 @@ impl Naive {
             (false, Some(_)) => self.starved + 1,
         };
         let expired = oldest.inserted + self.expire(write) <= now;
-        let next = self.next(level, write).filter(|_| !expired);
-        Some((next.unwrap_or(oldest).clone(), 1, starved))
+        let sweep = || self.next(level, write).or_else(|| self.first(level, write));
+        let first = if expired { Some(oldest) } else { sweep() };
+        Some((first?.clone(), 1, starved))
     }
 
     fn pick_aged(&self, now: u64, level: usize) -> Option<(WaitingRequest, u32, u32)> {

@@ -5,7 +5,7 @@
 //!            else the highest level that has any; if all of its requests are in the device, none
 //!  in one:   a. the batch is not full and its sweep has more: continue it
 //!            b. start a batch: of reads, unless there are none or writes were passed over too often
-//!            c. first request of a batch: the oldest if it has expired or the sweep is at its end, else the next of the sweep
+//!            c. first request of a batch: the oldest if it has expired, else the next of the sweep, which begins anew at the lowest position
 //! ```
 
 use super::lane::Lane;
@@ -142,7 +142,12 @@ impl Picker {
         let lane = &lanes[direction as usize];
         debug_assert!(!lane.is_empty(), "a batch starts in a direction that has requests");
         let expired = slots[lane.oldest()].deadline <= now;
-        let id = if expired || lane.next() == NIL { lane.oldest() } else { lane.next() };
+        let id = match lane.next() {
+            _ if expired => lane.oldest(),
+            // From the oldest, what is below it would be passed by sweep after sweep.
+            NIL => lane.first(slots),
+            next => next,
+        };
         Some(Pick { id, level, direction, batching: 1, starved })
     }
 

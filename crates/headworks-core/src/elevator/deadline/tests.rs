@@ -133,12 +133,12 @@ fn volumes_are_sorted_before_offsets() {
 }
 
 #[test]
-fn sweep_goes_upward_and_restarts_at_oldest_request() {
+fn sweep_goes_upward_and_restarts_at_lowest_position() {
     let mut harness = Harness::new(options());
     harness.insert("R50 R60");
     assert_eq!(harness.dispatch(1), "R50");
     harness.insert("R40 R10 R55");
-    assert_eq!(harness.dispatch_all(), "R55 R60 R40 R10", "the oldest, and what is ahead of it");
+    assert_eq!(harness.dispatch_all(), "R55 R60 R10 R40", "what is ahead, then upward again");
 }
 
 #[test]
@@ -534,7 +534,12 @@ impl Legacy {
             }
             let oldest = if self.write { writes? } else { reads? };
             let expired = self.waiting[oldest].2 <= now;
-            at = if expired { None } else { ahead(self, self.write) }.or(Some(oldest));
+            let lowest = |legacy: &mut Self| {
+                legacy.position[usize::from(legacy.write)] = 0;
+                ahead(legacy, legacy.write)
+            };
+            let sweep = |legacy: &mut Self| ahead(legacy, legacy.write).or_else(|| lowest(legacy));
+            at = if expired { Some(oldest) } else { sweep(self) };
             self.left = self.options.fifo_batch;
         }
         let (write, offset, _, word) = self.waiting.remove(at?);
