@@ -10,9 +10,14 @@
 //!   most missed level:   over 50 %  --> limit / (latency of the misses / target), by 2 to 256
 //!                        over 1 %   --> limit * 7/8        (2 % after three changes of direction: then it is close enough)
 //!                        1 % over 7/8 of the target --> as it is
-//!                        else       --> limit * 33/32 + 8 KiB, if bulk waited for it; or * 3/2 while 99 % of enough requests
-//!                                       take less than half the target, up to 3/4 of the limit at which it was missed last
+//!                        else       --> if bulk waited for it: limit * 33/32 + 8 KiB, for fewer than 25 requests less in proportion;
+//!                                       or * 3/2 while 99 % of them take less than half the target, up to 3/4 of the limit at
+//!                                       which it was missed last
 //! ```
+//!
+//! One miss takes an eighth, so what 25 requests without one may add is a thirty-second: then about 1 % miss where the limit stays. A
+//! disk's reader that asks twice a second would have it raised by so much for five requests, and 4 % would miss. Far below the
+//! target a limit that one start with a full device made small would need minutes at that pace: there the steps are large.
 //!
 //! Exports with the same target share a *level*. The level that is missed most decides, and only looser ones are bulk: no export is
 //! slowed for a target that is as loose as its own. The *guard* is the target of the level that decided last.
@@ -21,7 +26,8 @@
 //! with the next window, unless most of them took several times the target: behind hundreds of MiB few are answered.
 //!
 //! What is limited is bytes, not requests: requests differ in size by a factor of 256, and a small one waits for bytes. A change of
-//! the device makes the limit wrong for some windows. The first shrinking begins at what is in the device.
+//! the device makes the limit wrong for some windows. Shrinking begins at the most that the device had in the window: a window ends when
+//! something was answered, and at that moment it may have nothing.
 //!
 //! Source: io.latency of Linux (block/blk-iolatency.c), which halves the queue depth of looser groups; the step sizes are this
 //! module's.
@@ -56,8 +62,8 @@ const MISSED_MAX_SETTLED: u32 = 20;
 const REVERSALS_MAX: u8 = 3;
 /// Fewer are enough if most missed the target, by this factor in the mean.
 const FAR_TIMES: u64 = 4;
-/// Requests of a window that show that the target is far away.
-const FAR_SAMPLES: u32 = 50;
+/// Requests without a miss that raise the limit by the whole step.
+const STEP_SAMPLES: u64 = 25;
 /// The limit is divided by at most this at once.
 const DIVISOR_MAX: u64 = 256;
 /// Above this part the limit is halved, or more.
@@ -117,6 +123,8 @@ pub struct TargetControl {
     changed_at: Instant,
     /// Bulk waited for the limit in this window.
     bound: bool,
+    /// The most bytes that were in the device in this window.
+    most: u64,
     last: Direction,
     reversals: u8,
     /// The limit at which the target was missed last; `u64::MAX` if a higher one has kept it since.
@@ -136,6 +144,7 @@ impl TargetControl {
             window_end: Instant(0),
             changed_at: Instant(0),
             bound: false,
+            most: 0,
             last: Direction::Down,
             reversals: 0,
             missed_at: u64::MAX,
@@ -214,6 +223,12 @@ impl TargetControl {
         self.bound = true;
     }
 
+    /// Notes that the device has `bytes` now.
+    #[inline]
+    pub fn on_load(&mut self, bytes: u64) {
+        self.most = self.most.max(bytes);
+    }
+
     /// Notes a small synchronous request of an export with a target that came at `came` and ended at `now`.
     pub fn note(&mut self, target_ns: u64, came: Instant, now: Instant) {
         if came < self.changed_at {
@@ -245,20 +260,18 @@ impl TargetControl {
         (self.count > 0).then_some(self.window_end)
     }
 
-    /// Ends a window with `others` bytes in the device that are not of the tightest level; returns true if the limit changed.
-    pub fn end_window(&mut self, now: Instant, others: u64) -> bool {
+    /// Ends a window with `load` bytes in the device; returns true if the limit changed.
+    pub fn end_window(&mut self, now: Instant, load: u64) -> bool {
         debug_assert!(self.is_due(now), "a window has its time");
+        self.on_load(load);
         let before = self.limit;
         let worst = self.worst();
         let missed_max = if self.has_settled() { MISSED_MAX_SETTLED } else { MISSED_MAX };
         if let Some((level, missed)) = worst {
             match missed > missed_max {
-                true => self.shrink(&level, missed > MISSED_MOST, others),
+                true => self.shrink(&level, missed > MISSED_MOST),
                 false if level.part(level.near) > missed_max => {}
-                false => {
-                    let far = level.samples >= FAR_SAMPLES && level.part(level.half) <= MISSED_MAX;
-                    self.grow(far);
-                }
+                false => self.grow(&level),
             }
         }
         if self.limit != before {
@@ -269,7 +282,7 @@ impl TargetControl {
                 *level = Level { target_ns: level.target_ns, ..Level::default() };
             }
         }
-        self.bound = false;
+        (self.bound, self.most) = (false, load);
         self.window_end = now.after(self.window());
         debug_assert!(
             self.limit.is_none_or(|limit| (BULK_MIN..=BULK_MAX).contains(&limit)),
@@ -291,9 +304,9 @@ impl TargetControl {
         worst
     }
 
-    /// Lowers the limit for a target. The first one begins at what others have in the device.
-    fn shrink(&mut self, level: &Level, much: bool, others: u64) {
-        let from = self.limit.unwrap_or(BULK_MAX).min(others.max(BULK_MIN));
+    /// Lowers the limit for a target, from the most that was in the device: where little was, a limit far above it explains nothing.
+    fn shrink(&mut self, level: &Level, much: bool) {
+        let from = self.limit.unwrap_or(BULK_MAX).min(self.most.max(BULK_MIN));
         self.missed_at = from;
         let divisor = level.missed_times().clamp(2, DIVISOR_MAX);
         let limit = if much { from / divisor } else { from / 8 * 7 };
@@ -302,17 +315,23 @@ impl TargetControl {
         self.turn(Direction::Down);
     }
 
-    /// Raises the limit if bulk waited for it, much if the target is `far` away; one that has reached its bound is lifted.
-    fn grow(&mut self, far: bool) {
+    /// Raises the limit if bulk waited for it, much if the target is far away; one that has reached its bound is lifted.
+    fn grow(&mut self, level: &Level) {
         let Some(limit) = self.limit.filter(|_| self.bound) else {
             return;
         };
         if limit > self.missed_at {
             self.missed_at = u64::MAX;
         }
-        let fast = limit.saturating_mul(3) / 2;
-        let fast = far && fast <= self.missed_at / 4 * 3;
-        let limit = limit + if fast { limit / 2 } else { limit / 32 } + (8 << 10);
+        let far = level.part(level.half) <= MISSED_MAX;
+        let much = limit / 2 + (8 << 10);
+        let step = if far && limit + much <= self.missed_at / 4 * 3 {
+            much
+        } else {
+            let samples = u64::from(level.samples).min(STEP_SAMPLES);
+            (limit / 32 + (8 << 10)) * samples / STEP_SAMPLES
+        };
+        let limit = limit + step;
         self.limit = (limit < BULK_MAX).then_some(limit);
         self.turn(Direction::Up);
     }

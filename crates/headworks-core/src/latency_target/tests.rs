@@ -10,13 +10,22 @@ struct Line {
     alone_ns: u64,
     /// Bytes that bulk clients have ready.
     demand: u64,
+    /// Requests of a window.
+    requests: u32,
     now: Instant,
     prng: Prng,
 }
 
 impl Line {
     fn new(rate: u64, alone_ns: u64) -> Self {
-        Self { rate, alone_ns, demand: 400 << 20, now: Instant(0), prng: Prng::new(7) }
+        Self {
+            rate,
+            alone_ns,
+            demand: 400 << 20,
+            requests: 200,
+            now: Instant(0),
+            prng: Prng::new(7),
+        }
     }
 
     /// Returns the time of a small request behind `bulk` bytes, which are at a random point of their service.
@@ -25,21 +34,21 @@ impl Line {
         self.alone_ns + whole / 2 + self.prng.below(whole / 2 + 1)
     }
 
-    /// Runs a window of 200 requests with a target; returns the part of them that missed it, in thousandths, and the bulk.
+    /// Runs a window with a target; returns the part of them that missed it, in thousandths, and the bulk.
     fn window(&mut self, control: &mut TargetControl, target_ns: u64) -> (u32, u64) {
         let bulk = control.limit().unwrap_or(u64::MAX).min(self.demand);
         if control.limit().is_some_and(|limit| self.demand > limit) {
             control.on_bound();
         }
         let mut missed = 0;
-        for _ in 0..200 {
+        for _ in 0..self.requests {
             let latency = self.latency(bulk);
             missed += u32::from(latency > target_ns);
             control.note(target_ns, self.now, self.now.after(latency));
         }
         self.now = control.window_end().expect("a target has a window");
         control.end_window(self.now, bulk);
-        (missed * 5, bulk)
+        (missed * 1000 / self.requests, bulk)
     }
 
     fn windows(&mut self, control: &mut TargetControl, count: u32, target_ns: u64) {
@@ -65,6 +74,31 @@ fn target_is_kept_from_the_second_second_on() {
         let most = (target * US - line.alone_ns) * (line.rate / 1_000_000) / 1000;
         let mean = late.iter().map(|&(_, bulk)| bulk).sum::<u64>() / late.len() as u64;
         assert!(mean * 10 >= most * 8, "{target} us at {rate} MB/s: {mean} of {most} bytes");
+    }
+}
+
+/// A reader that asks twice a second, of a disk with 16 MiB of bulk in it: in windows of a second few requests tell how it is.
+#[test]
+fn target_of_few_requests_is_kept_and_used_within_a_minute() {
+    let target = 150 * MS;
+    for seed in 0..20 {
+        let mut line = Line { requests: 2, ..Line::new(75_000_000, 15 * MS) };
+        line.prng = Prng::new(seed);
+        let mut control = TargetControl::new();
+        control.set_targets(Instant(0), [target].into_iter());
+        line.demand = 32 << 20;
+        line.windows(&mut control, 60, target);
+        let late: Vec<_> = (0..600).map(|_| line.window(&mut control, target)).collect();
+        let missed = late.iter().map(|&(missed, _)| missed).sum::<u32>() / 600;
+        assert!(missed <= 20, "seed {seed}: {missed} of 1000 missed");
+        let most = (target - line.alone_ns) * (line.rate / 1_000_000) / 1000;
+        let mean = |windows: &[(u32, u64)]| {
+            windows.iter().map(|&(_, bulk)| bulk).sum::<u64>() / windows.len() as u64
+        };
+        for (time, windows) in [("all", &late[..]), ("the first minute", &late[..60])] {
+            let mean = mean(windows);
+            assert!(mean * 10 >= most * 6, "seed {seed}, {time}: {mean} of {most} bytes");
+        }
     }
 }
 

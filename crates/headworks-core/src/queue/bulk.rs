@@ -137,6 +137,12 @@ impl Bulk {
         fits
     }
 
+    /// Notes that `admitted` bytes are in the device.
+    pub fn on_load(&mut self, admitted: u64) {
+        debug_assert!(self.is_on(), "what is in the device is noted for a target");
+        self.control.on_load(admitted);
+    }
+
     /// Notes that bulk waits for its limit.
     pub fn on_bound(&mut self) {
         self.control.on_bound();

@@ -53,6 +53,7 @@ impl Gate {
             request.charge.bytes += cost;
             self.admitted_bytes.add(cost.into());
             if self.bulk.is_on() {
+                self.bulk.on_load(self.admitted_bytes.get());
                 self.bulk.charge(request, self.shares.target_us(request.export));
             }
         }
