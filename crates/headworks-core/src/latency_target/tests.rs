@@ -77,9 +77,9 @@ fn target_is_kept_from_the_second_second_on() {
     }
 }
 
-/// A reader that asks twice a second, of a disk with 16 MiB of bulk in it: in windows of a second few requests tell how it is.
+/// A reader that asks twice a second, of a disk that was slow for a while: in windows of a second few requests tell how it is.
 #[test]
-fn target_of_few_requests_is_kept_and_used_within_a_minute() {
+fn target_of_few_requests_is_kept_and_used_within_minutes() {
     let target = 150 * MS;
     for seed in 0..20 {
         let mut line = Line { requests: 2, ..Line::new(75_000_000, 15 * MS) };
@@ -87,7 +87,11 @@ fn target_of_few_requests_is_kept_and_used_within_a_minute() {
         let mut control = TargetControl::new();
         control.set_targets(Instant(0), [target].into_iter());
         line.demand = 32 << 20;
-        line.windows(&mut control, 60, target);
+        line.rate /= 60;
+        line.windows(&mut control, 100, target);
+        assert!(control.limit().is_some_and(|limit| limit < 1 << 20), "seed {seed}");
+        line.rate *= 60;
+        line.windows(&mut control, 120, target);
         let late: Vec<_> = (0..600).map(|_| line.window(&mut control, target)).collect();
         let missed = late.iter().map(|&(missed, _)| missed).sum::<u32>() / 600;
         assert!(missed <= 20, "seed {seed}: {missed} of 1000 missed");
@@ -100,6 +104,42 @@ fn target_of_few_requests_is_kept_and_used_within_a_minute() {
             assert!(mean * 10 >= most * 6, "seed {seed}, {time}: {mean} of {most} bytes");
         }
     }
+}
+
+#[test]
+fn cut_begins_at_the_most_that_was_in_the_device_not_at_what_is_there_when_the_window_ends() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS].into_iter());
+    [4 << 20, 8 << 20, 0].map(|bytes| control.on_load(bytes));
+    (0..50).for_each(|n| control.note(MS, Instant(0), Instant(if n == 0 { 2 * MS } else { 1 })));
+    let end = control.window_end().unwrap();
+    assert!(control.end_window(end, 0));
+    assert_eq!(control.limit(), Some(7 << 20));
+    // The next window had less.
+    control.on_load(1 << 20);
+    (0..50).for_each(|_| control.note(MS, end, end.after(2 * MS)));
+    let end = control.window_end().unwrap();
+    control.end_window(end, 0);
+    assert_eq!(control.limit(), Some(512 << 10));
+}
+
+#[test]
+fn limit_grows_by_how_many_requests_tell() {
+    let grown = |requests: u64| {
+        let mut control = TargetControl::new();
+        control.set_targets(Instant(0), [MS].into_iter());
+        (0..50).for_each(|_| control.note(MS, Instant(0), Instant(2 * MS)));
+        let end = control.window_end().unwrap();
+        control.end_window(end, 1600 << 10);
+        assert_eq!(control.limit(), Some(800 << 10));
+        control.on_bound();
+        // Beyond half of the target, and within 7/8.
+        (0..requests).for_each(|_| control.note(MS, end, end.after(800 * US)));
+        let end = control.window_end().unwrap();
+        control.end_window(end, 800 << 10);
+        (control.limit().unwrap() >> 10) - 800
+    };
+    assert_eq!([5, 10, 25, 100].map(grown), [6, 13, 33, 33], "of a thirty-second and 8 KiB");
 }
 
 #[test]
