@@ -7,7 +7,7 @@
 //! alone.
 //!
 //! **What a drive leaves.** A disk orders the commands that it has and knows no targets. The reader runs beside one connection whose
-//! commands are all in the drive, of [`LENGTHS`] and [`DEPTHS`]: a limit on bulk chooses among those. The fewest misses, and the
+//! commands are all in the drive, of `LENGTHS` and `DEPTHS`: a limit on bulk chooses among those. The fewest misses, and the
 //! most bytes with no more misses than a target promises, are the bounds of a row that misses its goal.
 
 use headworks_core::time::{SEC, US};
