@@ -169,7 +169,7 @@ impl TargetControl {
         }
         let same = |(one, other): (&Level, &Level)| one.target_ns == other.target_ns;
         if known != self.count || !before.iter().zip(&self.levels).all(same) {
-            self.bound = false;
+            (self.bound, self.most) = (false, 0);
             self.window_end = now.after(self.window());
         }
         debug_assert!(

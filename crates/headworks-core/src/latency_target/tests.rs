@@ -121,6 +121,13 @@ fn cut_begins_at_the_most_that_was_in_the_device_not_at_what_is_there_when_the_w
     let end = control.window_end().unwrap();
     control.end_window(end, 0);
     assert_eq!(control.limit(), Some(512 << 10));
+    // Nor is what it had under other targets of use.
+    control.on_load(64 << 20);
+    control.set_targets(end, [2 * MS].into_iter());
+    (0..50).for_each(|_| control.note(2 * MS, end, end.after(4 * MS)));
+    let end = control.window_end().unwrap();
+    control.end_window(end, 1 << 20);
+    assert_eq!(control.limit(), Some(512 << 10));
 }
 
 #[test]
