@@ -144,6 +144,14 @@ impl TargetPoint {
             && filter.has_tags(self.queue().nr_requests)
     }
 
+    fn depth_name(&self) -> &'static str {
+        if self.depth == DepthMode::Auto { "auto" } else { "fixed" }
+    }
+
+    fn bulk_name(&self) -> &'static str {
+        if self.bulk == Op::Read { "reads" } else { "writes" }
+    }
+
     fn queue(&self) -> QueueOptions {
         let usual = QueueOptions {
             scheduler: self.scheduler,
@@ -223,12 +231,11 @@ impl TargetPoint {
         let both = self.count(Part::Both, target_us, seed)?;
         let kept = |bytes: u64| bytes as f64 / runs.bulk_bytes.max(1) as f64;
         let (drive_missed, drive_bytes) = runs.left_by_drive(target_us);
-        let depth = if self.depth == DepthMode::Auto { "auto" } else { "fixed" };
         Ok(Row::new(TABLE)
             .with("device", self.device.name())
             .with("scheduler", self.scheduler.name())
-            .with("hw_depth", depth)
-            .with("bulk", if self.bulk == Op::Read { "reads" } else { "writes" })
+            .with("hw_depth", self.depth_name())
+            .with("bulk", self.bulk_name())
             .with_real("times", self.times, 1)
             .with("alone_p99_us", runs.alone_us)
             .with("target_us", target_us)
@@ -253,6 +260,18 @@ fn missed(counts: &RunCounts, target_us: u32) -> f64 {
     1.0 - within.unwrap_or(0) as f64 / 1000.0
 }
 
+/// The rows of a table of verdicts.
+fn head(device: &str, depth: &str, bulk: &str) -> String {
+    format!("{device}, {depth} depth with bulk {bulk}, {CASE}")
+}
+
+/// All of them.
+#[cfg(test)]
+pub(super) fn heads() -> impl Iterator<Item = String> {
+    let of = |point: TargetPoint| head(point.device.name(), point.depth_name(), point.bulk_name());
+    all().into_iter().map(of)
+}
+
 /// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
@@ -260,7 +279,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     for row in rows.iter().filter(|row| row.table == TABLE) {
         let [device, depth, bulk] = ["device", "hw_depth", "bulk"].map(|name| row.word(name));
         let times = row.real("times");
-        let name = format!("{device}, {depth} depth with bulk {bulk}, {CASE}");
+        let name = head(device, depth, bulk);
         let reads = Verdict {
             what: format!("{name}: reads that miss a target of {times} times alone"),
             ours: Some(row.real("missed")),
