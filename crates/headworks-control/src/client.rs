@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -87,20 +88,39 @@ pub fn ask(socket: &Path, method: Method, params: &Params) -> Result<Value, Clie
     }
 }
 
+/// Threads that wait for a connection.
+static CONNECTING: AtomicUsize = AtomicUsize::new(0);
+/// Their limit: a caller that tries again and again leaves one behind each time.
+const CONNECTING_MAX: usize = 8;
+
 /// Connects in a thread, because a call waits without end at a server that accepts no client and whose backlog is full.
 fn connect(socket: &Path) -> io::Result<UnixStream> {
-    let (sender, connected) = channel();
-    let path = socket.to_owned();
-    let thread = std::thread::Builder::new().name("control-connect".into());
-    thread.spawn(move || sender.send(UnixStream::connect(path)))?;
-    let late = |_| {
+    let late = || {
         let seconds = CONNECT_TIMEOUT.as_secs();
         let message = format!(
             "its server accepts no client for {seconds} s, as one that is stopped or hangs"
         );
-        Err(io::Error::new(io::ErrorKind::TimedOut, message))
+        io::Error::new(io::ErrorKind::TimedOut, message)
     };
-    connected.recv_timeout(CONNECT_TIMEOUT).unwrap_or_else(late)
+    // Relaxed: a count.
+    if CONNECTING.fetch_add(1, Ordering::Relaxed) >= CONNECTING_MAX {
+        CONNECTING.fetch_sub(1, Ordering::Relaxed);
+        return Err(late());
+    }
+    let (sender, connected) = channel();
+    let path = socket.to_owned();
+    let thread = std::thread::Builder::new().name("control-connect".into());
+    let spawned = thread.spawn(move || {
+        let connected = UnixStream::connect(path);
+        CONNECTING.fetch_sub(1, Ordering::Relaxed);
+        // The caller may have given up.
+        let _ = sender.send(connected);
+    });
+    if let Err(error) = spawned {
+        CONNECTING.fetch_sub(1, Ordering::Relaxed);
+        return Err(error);
+    }
+    connected.recv_timeout(CONNECT_TIMEOUT).unwrap_or_else(|_| Err(late()))
 }
 
 /// Formats an error answer: the message, the accepted values and the errno, each once.
