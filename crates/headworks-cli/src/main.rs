@@ -10,6 +10,7 @@ mod describe;
 mod dir;
 mod disks;
 mod durability;
+mod flock;
 mod image;
 mod info;
 mod known_words;

@@ -6,8 +6,8 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use headworks_control::answers::{Diff, Difference};
 use headworks_server::config::{ConfigFile, Origin, TEXT_MAX};
@@ -15,11 +15,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::ctl::plain;
+use crate::flock;
 use headworks::house::safe_open::read_named_text;
 use headworks::house::sync_directory;
 
 /// Name of the drop-in; drop-ins are read in the order of their names.
 const DROP_IN: &str = "99-ctl.toml";
+/// Longest wait for another save, and how often it is looked for.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
+const TURN_POLL: Duration = Duration::from_millis(20);
 
 const HEAD: &str = "# Written by `headworks ctl save`: what ctl changed. Later saves add to it; it may be edited or removed.\n";
 
@@ -100,7 +104,7 @@ pub fn save(mut diff: impl FnMut(bool) -> Result<Diff, String>) -> Result<Saved,
     }
     let cannot_write = |error| format!("cannot write {}: {error}", path.display());
     let folder = path.parent().unwrap_or(Path::new("."));
-    let _turn = take_turn(folder).map_err(cannot_write)?;
+    let _turn = take_turn(folder, TURN_LIMIT).map_err(cannot_write)?;
     let now = diff(false)?;
     let before = match read_named_text(&path, TEXT_MAX as u64) {
         Ok(text) => parse(&path.to_string_lossy(), &text)?,
@@ -137,20 +141,18 @@ pub fn print(diff: &Diff) -> Result<String, String> {
     Ok(text(changes(diff)?) + &notes(&diff.unsaved))
 }
 
-/// Waits for other saves of the same configuration; the lock ends with the file.
-fn take_turn(folder: &Path) -> io::Result<fs::File> {
+/// Waits for other saves of the same configuration, for at most `limit`; the lock ends with the file.
+fn take_turn(folder: &Path, limit: Duration) -> io::Result<fs::File> {
     fs::create_dir_all(folder)?;
-    let file = fs::File::open(folder)?;
-    loop {
-        // SAFETY: a descriptor that is open during the call.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
-            return Ok(file);
+    let (file, until) = (fs::File::open(folder)?, Instant::now() + limit);
+    while !flock::lock(&file)? {
+        if Instant::now() >= until {
+            let message = format!("another save is not done for {} s", limit.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
+        std::thread::sleep(TURN_POLL);
     }
+    Ok(file)
 }
 
 fn changes(diff: &Diff) -> Result<ConfigFile, String> {
@@ -238,6 +240,17 @@ mod tests {
         assert!(printed.starts_with("# Written by") && printed.contains("nr_requests = 8"));
         let refused = save(&json!({ "config": null, "text": "", "unsaved": [], "changes": [] }));
         assert!(refused.unwrap_err().contains("no configuration file"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn save_waits_for_another_one_within_a_limit() {
+        let folder = std::env::temp_dir().join(format!("hw-turn-{}", std::process::id()));
+        let first = take_turn(&folder, Duration::ZERO).unwrap();
+        let late = take_turn(&folder, Duration::ZERO).unwrap_err();
+        assert_eq!(late.to_string(), "another save is not done for 0 s");
+        drop(first);
+        drop(take_turn(&folder, Duration::ZERO).unwrap());
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -21,7 +21,7 @@ mod starts_tests;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -298,14 +298,7 @@ fn candidates(path: &Path) -> impl Iterator<Item = PathBuf> {
 /// Locks a file; false if another open file has the lock.
 fn lock(file: &File) -> io::Result<bool> {
     step();
-    // SAFETY: a call on an open descriptor.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-        0 => Ok(true),
-        _ => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            error => Err(error),
-        },
-    }
+    crate::flock::lock(file)
 }
 
 /// Whether the file is still the one of this name. Asked by the holder of its lock, the answer holds as long as the lock.
