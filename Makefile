@@ -6,6 +6,8 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # The profile of Cargo.toml that is built, and installed: release is built soon, dist is what packages have and what benches measure.
 PROFILE   ?= release
 HEADWORKS := target/$(PROFILE)/headworks
+# `headworks bench` looks for it beside itself, so that it goes wherever the program goes.
+BENCH      = $(dir $(HEADWORKS))headworks-bench
 LAB       := target/$(PROFILE)/headworks-lab
 DEMO      := target/demo.img
 VERSION    = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -28,9 +30,9 @@ run: build       ## serve a demo disk of 1 GiB over NBD, in the foreground
 	@test -e $(DEMO) || truncate -s 1G $(DEMO)
 	@exec $(HEADWORKS) serve $(DEMO) -U target/demo.sock
 
-build:           ## the server: target/release/headworks; PROFILE=dist builds target/dist/headworks, as packages have it
+build:           ## the server, target/release/headworks, and what `headworks bench` runs; PROFILE=dist builds target/dist/headworks, as packages have it
 	@scripts/setup
-	@cargo build --profile $(PROFILE) --locked -p headworks-cli
+	@cargo build --profile $(PROFILE) --locked -p headworks-cli -p headworks-bench
 
 lab:             ## the experiments: target/release/headworks-lab, which `headworks lab` runs; PROFILE=dist
 	@scripts/setup
@@ -44,8 +46,10 @@ library:         ## the C API: target/library/libheadworks_c.so and .a; the head
 	@cargo build --profile library --locked -p headworks-c
 
 install:         ## the server, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR= PROFILE=release
-	@test -x $(HEADWORKS) || { echo "install: error: there is no $(HEADWORKS): 'make build' first" >&2; exit 1; }
+	@for program in $(HEADWORKS) $(BENCH); do \
+		test -x $$program || { echo "install: error: there is no $$program: 'make build' first" >&2; exit 1; }; done
 	$(PROGRAM) $(HEADWORKS) $(DESTDIR)$(PREFIX)/bin/headworks
+	$(PROGRAM) $(BENCH) $(DESTDIR)$(PREFIX)/bin/headworks-bench
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
 	$(HEADWORKS) man $(SHARE)/man/man1
 	for page in packaging/man/*.[57]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/}; done

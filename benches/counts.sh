@@ -3,7 +3,7 @@
 #
 #   benches/counts.sh [--renew | --annotate] [NAME...]
 #
-#   null-*      instructions of a read of 4 KiB in process (`headworks bench --device null`), as benches/instructions.sh counts them
+#   null-*      instructions of a read of 4 KiB in process (`headworks-bench --device null`), as benches/instructions.sh counts them
 #   receive-*   instructions of a request of 4 KiB and its reply in one connection: 64 requests in a socket pair become 64 bios and 64 replies
 #               (`headworks-lab run receive-path`); no shard
 #   look        million instructions of the server for `ctl why`, `top --batch 1` and a scrape together, with 20 exports of two tenants: what
@@ -27,9 +27,10 @@ set -u -o pipefail
 cd "$(dirname "$0")/.." || exit 1
 BIN=${BIN:-target/release}
 ceilings=benches/counts.tsv
+programs=(headworks headworks-bench headworks-lab)
 profile=$(basename "$BIN")
 compiler=$(rustc --version | cut -d' ' -f2)
-for program in headworks headworks-lab; do
+for program in "${programs[@]}"; do
     [ -x "$BIN/$program" ] || { echo "counts: error: there is no $BIN/$program: make build lab" >&2; exit 1; }
 done
 for tool in valgrind curl nbdinfo; do
@@ -52,7 +53,7 @@ server=
 trap '[ -z "$server" ] || kill -9 "$server" 2>/dev/null; rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM
 # Valgrind reads the lines of a program before it runs it.
-for program in headworks headworks-lab; do
+for program in "${programs[@]}"; do
     [ -z "$annotate" ] || { ln -s "$PWD/$BIN/$program" "$scratch/" && continue; }
     strip --strip-debug -o "$scratch/$program" "$BIN/$program" || exit 1
 done
@@ -151,7 +152,7 @@ figure() { # NAME UNIT TOLERANCE FEW MANY OVER DIGITS COMMAND..., with @ for the
 
 for scheduler in none mq-deadline; do
     figure null-$scheduler "instructions a read in process" 1 10000 40000 30000 1 \
-        "${callgrind[@]}" "$scratch/headworks" bench --device null:size=1G --rw randread --bs 4k --iodepth 32 --scheduler $scheduler --ios @
+        "${callgrind[@]}" "$scratch/headworks-bench" --device null:size=1G --rw randread --bs 4k --iodepth 32 --scheduler $scheduler --ios @
 done
 lab=("$scratch/headworks-lab" run)
 for op in read write; do

@@ -29,7 +29,7 @@ while [ $# -gt 0 ]; do
 done
 
 count() { # IOS: prints the instructions of a run of so many
-    local job=("$HEADWORKS" bench --device "$device" --rw "$rw" --bs "$bs" --iodepth "$depth" --scheduler "$scheduler" --ios "$1")
+    local job=("$BENCH" --device "$device" --rw "$rw" --bs "$bs" --iodepth "$depth" --scheduler "$scheduler" --ios "$1")
     [ -z "$cached" ] || job=("$LAB" run cached --size 64M --rounds 1 --job "$cached" --batch "$depth" --calls "$1" ${kept:+"$kept"})
     valgrind --tool=callgrind --callgrind-out-file="$SCRATCH/callgrind.$1" "${job[@]}" \
         >"$SCRATCH/run" 2>"$SCRATCH/valgrind" ||

@@ -7,7 +7,8 @@ set -u -o pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 HEADWORKS=${HEADWORKS:-$root/target/dist/headworks}
 [ -x "$HEADWORKS" ] || { echo "$(basename "$0"): error: there is no $HEADWORKS: make build PROFILE=dist" >&2; exit 1; }
-# The experiments; only benches that run one need it.
+# What `headworks bench` runs, for those that count its instructions, and the experiments; only benches that run one need it.
+BENCH=$(dirname "$HEADWORKS")/headworks-bench
 LAB=${LAB:-$(dirname "$HEADWORKS")/headworks-lab}
 
 SCRATCH=$(mktemp -d /tmp/hw-bench.XXXXXX) || exit 1

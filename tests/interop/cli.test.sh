@@ -80,11 +80,18 @@ check "a reader that leaves is no failure" bash -c 'set -o pipefail; "$1" disks 
 check "an unknown experiment" names nothing-of-this-name lab run nothing-of-this-name
 check "an option of the lab that is none" names --frobnicate lab run smoke --frobnicate
 mkdir "$DIR/alone" && cp "$HEADWORKS" "$DIR/alone/headworks"
-check "no headworks-lab beside the program or in PATH" bash -c '
-    said=$(PATH= "$1" lab run smoke 2>&1)
-    [ $? -eq 2 ] && [ "$(wc -l <<<"$said")" -eq 1 ] && [[ $said == "headworks: error: "*headworks-lab*"make lab"* ]] || { echo "$said"; exit 1; }' - "$DIR/alone/headworks"
+for words in "lab run smoke" "bench --device null:size=1G --ios 1000"; do
+    program=headworks-${words%% *}
+    check "no $program beside the program or in PATH" bash -c '
+        said=$(PATH= "$1" $2 2>&1)
+        [ $? -eq 2 ] && [ "$(wc -l <<<"$said")" -eq 1 ] && [[ $said == "headworks: error: $3 is neither"*"make install"*" installs it" ]] || { echo "$said"; exit 1; }' - \
+        "$DIR/alone/headworks" "$words" "$program"
+done
+check "its options are answered and described without it, too" bash -c 'PATH= "$1" bench --help && ! PATH= "$1" bench --rw sideways 2>&1 | grep make' - "$DIR/alone/headworks"
 check "headworks-lab in PATH" bash -c '
     PATH=${2%/*}:$PATH "$1" lab --help | grep -q "^Usage: headworks-lab "' - "$DIR/alone/headworks" "$(realpath "$HEADWORKS")"
+check "headworks-bench in PATH" bash -c '
+    PATH=${2%/*}:$PATH "$1" bench --device null:size=1G --ios 1000' - "$DIR/alone/headworks" "$(realpath "$HEADWORKS")"
 
 # What the world refuses is not the user's spelling: exit 1.
 fails() {

@@ -9,10 +9,11 @@ SOURCES=$(cd "$HERE/../.." && pwd)
 check "make install" make -s -C "$SOURCES" install HEADWORKS="$(realpath "$HEADWORKS")" PREFIX=/opt/hw DESTDIR="$ROOT"
 INSTALLED=$ROOT/opt/hw
 check "the installed binary runs" "$INSTALLED/bin/headworks" --version
-stripped() { # FILE: no debug information, no symbols
-    ! readelf --section-headers --wide "$1" | grep -E '\.debug_(info|line)|\.symtab'
+stripped() { # FILES...: no debug information, no symbols
+    ! readelf --section-headers --wide "$@" | grep -E '\.debug_(info|line)|\.symtab'
 }
-check "it is stripped" stripped "$INSTALLED/bin/headworks"
+check "it is stripped, and so is what it runs" stripped "$INSTALLED/bin/"headworks{,-bench}
+check "headworks bench runs what is installed beside it" env PATH= "$INSTALLED/bin/headworks" bench --device null:size=1G --ios 1000
 
 # Every command, from the help alone, has a page.
 commands() { # WORDS...: the commands below them

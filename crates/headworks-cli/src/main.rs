@@ -2,7 +2,7 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-mod bench;
+mod beside;
 mod columns;
 mod crashtest;
 mod ctl;
@@ -14,22 +14,20 @@ mod flock;
 mod image;
 mod info;
 mod known_words;
-mod lab;
 mod log;
 mod observe;
 mod progress;
 mod serve;
-mod shown;
 mod signals;
 mod top;
-mod tunables;
-mod value_words;
+#[cfg(test)]
+mod value_words_tests;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use headworks_program::bench::BenchArgs;
+use headworks_program::{USAGE, complain, complain_in_lines, shown, tunables, value_words};
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// Block I/O path in user space: an NBD server with a page cache, I/O schedulers and fair shares between its clients
 #[derive(Parser)]
@@ -46,7 +44,7 @@ enum Command {
     /// Checks a configuration file: prints what would be served, or every error with its position
     Check(serve::check::CheckArgs),
     /// Measures a device in this process, or an NBD server
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<BenchArgs>),
     /// Makes overlays (disks on a shared base), and commits, flattens and resets those that are not served
     Image(image::ImageArgs),
     /// Runs a program on a served disk, cuts the power again and again, and checks what is left
@@ -62,29 +60,11 @@ enum Command {
     /// Shows the exports of an NBD server and what they support
     Info(info::InfoArgs),
     /// Runs experiments in virtual time, on modelled disks (headworks-lab)
-    Lab(lab::LabArgs),
+    Lab(beside::LabArgs),
     /// Prints a completion script for a shell
     Completions(describe::completions::CompletionsArgs),
     /// Lists the manual pages, or writes them to a directory
     Man(describe::man::ManArgs),
-}
-
-/// Exit code of a usage error; nothing was done.
-pub const USAGE: u8 = 2;
-
-/// Prints an error, one line, to standard error in the form that all commands share.
-pub fn complain(error: impl std::fmt::Display) {
-    let error = shown::line(error.to_string());
-    shown::print_error(format_args!("headworks: error: {error}"));
-}
-
-/// Prints an error with further lines, as those of usage or of what a program said.
-pub fn complain_in_lines(text: &str) {
-    let (error, further) = text.split_once('\n').unwrap_or((text, ""));
-    complain(error);
-    let mut lines = shown::Lines::default();
-    further.lines().for_each(|line| lines.push(line));
-    shown::print_error(lines.into_text());
 }
 
 /// The description of the whole command line.
@@ -92,11 +72,8 @@ pub fn command() -> clap::Command {
     Cli::command().mut_subcommand("serve", serve::switches)
 }
 
-/// How long images of clusters may take to close at the end.
-const CLOSE_LIMIT: Duration = Duration::from_secs(5);
-
 fn main() -> ExitCode {
-    signals::outlive_file_limit();
+    headworks_program::begin();
     let mut words = std::env::args_os().skip(1);
     // Parts of `serve` and of the completion scripts, not commands for users.
     match words.next() {
@@ -110,13 +87,13 @@ fn main() -> ExitCode {
     let matches = command().try_get_matches();
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return explain_line(&error),
+        Err(error) => return explain(&error),
     };
     let serves = matches!(cli.command, Command::Serve(_));
     let code = match cli.command {
         Command::Serve(_) => serve::run(),
         Command::Check(options) => serve::check::run(&options),
-        Command::Bench(options) => bench::run(*options),
+        Command::Bench(_) => beside::bench(),
         Command::Crashtest(options) => crashtest::run(&options),
         Command::Dir(options) => dir::run(&options),
         Command::Disks(options) => disks::run(&options),
@@ -124,24 +101,13 @@ fn main() -> ExitCode {
         Command::Image(options) => image::run(&options),
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),
-        Command::Lab(options) => lab::run(&options),
+        Command::Lab(options) => beside::lab(&options),
         Command::Completions(options) => describe::completions::run(&options, command()),
         Command::Man(options) => describe::man::run(&options, command()),
     };
-    // Their locks are given back while the process still runs.
-    if !headworks_server::wait_for_closes(CLOSE_LIMIT) {
-        shown::error_line!(
-            "headworks: a Ceph cluster does not answer, so the lock of an image may stay for half a minute"
-        );
-    }
+    headworks_program::close_images();
     // A server has served, whatever became of its announcement.
-    match shown::output_error().filter(|_| !serves) {
-        Some(error) => {
-            complain(format_args!("cannot write to standard output: {error}"));
-            ExitCode::FAILURE
-        }
-        None => code,
-    }
+    if serves { code } else { headworks_program::end(code) }
 }
 
 /// Calls a function with the names of the commands of `ctl`.
@@ -153,55 +119,30 @@ fn with_ctl_commands<T>(call: impl FnOnce(&[&str]) -> T) -> T {
     call(&names)
 }
 
-/// Explains an error of the whole command line.
-fn explain_line(error: &clap::Error) -> ExitCode {
+/// Explains an error of the command line, and prints help and version.
+fn explain(error: &clap::Error) -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let misspelled = with_ctl_commands(|commands| ctl::socket::misspelled(&words, commands));
-    match misspelled.filter(|_| error.use_stderr()) {
-        Some(sentence) => {
-            complain(sentence);
-            ExitCode::from(USAGE)
-        }
-        None => explain(error),
-    }
-}
-
-/// Prints help and version to standard output, usage errors like every other error.
-pub fn explain(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        // Standard output may be closed.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
-    }
-    let text = error.render().to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        match command_of(text) {
+    let sentence = misspelled.filter(|_| error.use_stderr());
+    let sentence = sentence.or_else(|| renamed_command(error).map(str::to_owned));
+    let sentence = sentence.or_else(|| option_of_another_server(error).map(str::to_owned));
+    if let Some(sentence) = sentence {
+        complain(sentence);
+    } else if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let text = error.render().to_string();
+        match command_of(&text) {
             // The list of its commands is longer than a screen, and would hide the error.
             Some(command) => {
                 complain(format!("no command; `headworks {command} --help` lists them"))
             }
             None => {
                 complain("no command; see `headworks --help`");
-                let _ = write!(std::io::stderr(), "\n{text}");
+                shown::print_error(format_args!("\n{text}"));
             }
         }
-        return ExitCode::from(USAGE);
+    } else {
+        return headworks_program::explain(error, &command());
     }
-    if let Some(new) = renamed_command(error).or_else(|| option_of_another_server(error)) {
-        complain(new);
-        return ExitCode::from(USAGE);
-    }
-    if let Some(sentence) = no_text(error, std::env::args_os()) {
-        complain(sentence);
-        return ExitCode::from(USAGE);
-    }
-    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if let Some(sentence) = value_words::sentence(error, &command(), &words) {
-        complain(sentence);
-        return ExitCode::from(USAGE);
-    }
-    complain_in_lines(text.trim_end());
     ExitCode::from(USAGE)
 }
 
@@ -209,18 +150,6 @@ pub fn explain(error: &clap::Error) -> ExitCode {
 fn command_of(help: &str) -> Option<&str> {
     let usage = help.lines().find_map(|line| line.strip_prefix("Usage: headworks "))?;
     usage.split(' ').next().filter(|word| !word.starts_with(['[', '<']))
-}
-
-/// The message for a word that is not UTF-8 where text is expected; options and operands that are paths take any bytes.
-fn no_text(error: &clap::Error, words: impl Iterator<Item = OsString>) -> Option<String> {
-    if error.kind() != clap::error::ErrorKind::InvalidUtf8 {
-        return None;
-    }
-    let word = words.skip(1).find(|word| word.to_str().is_none())?;
-    Some(format!(
-        "`{}` is not UTF-8, as specifications, names and values are; rename the file, or name a symbolic link to it",
-        word.as_encoded_bytes().escape_ascii()
-    ))
 }
 
 /// The message for a command that was renamed.
@@ -255,20 +184,6 @@ mod tests {
         assert_eq!(command_of(&help(&["headworks", "ctl"])), Some("ctl"));
         assert_eq!(command_of(&help(&["headworks", "image"])), Some("image"));
         assert_eq!(command_of(&help(&["headworks"])), None);
-    }
-
-    #[test]
-    fn word_that_is_not_utf8_is_named_in_one_sentence() {
-        use std::os::unix::ffi::OsStringExt;
-        let line = || {
-            let words = [&b"headworks"[..], b"serve", b"d\xff.img"];
-            words.into_iter().map(|word| OsString::from_vec(word.to_vec()))
-        };
-        let error = command().try_get_matches_from(line()).unwrap_err();
-        let said = no_text(&error, line()).unwrap();
-        assert!(said.starts_with("`d\\xff.img` is not UTF-8"), "{said}");
-        let other = command().try_get_matches_from(["headworks", "serve", "--daemon"]).unwrap_err();
-        assert_eq!(no_text(&other, line()), None);
     }
 
     #[test]

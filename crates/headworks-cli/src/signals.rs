@@ -7,20 +7,6 @@ use std::time::{Duration, Instant};
 
 use headworks_core::ConfigError;
 
-/// Has a write beyond the limit of the size of files (RLIMIT_FSIZE, `ulimit -f`, `LimitFSIZE=`) fail with EFBIG alone: the signal of the kernel
-/// would end the process, with all that it serves to others. Commands that are started have its default again.
-pub fn outlive_file_limit() {
-    extern "C" fn nothing(_: libc::c_int) {}
-    // SAFETY: all zeros are an action with the default, no flags and an empty mask; the handler does nothing.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = nothing as *const () as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART;
-        // It cannot fail with a number of a signal that has a handler.
-        libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut());
-    }
-}
-
 /// Event that the main thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MainEvent {

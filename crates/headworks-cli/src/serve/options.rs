@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
+use headworks_program::known_words::ENGINES;
 use headworks_server::{
     CacheSize, ExportOptions, Layer, TenantOptions, check_limit, parse_size, parse_time,
 };
 
-use crate::known_words::{ENGINES, TLS_MODES};
+use crate::known_words::TLS_MODES;
 use crate::log::LogTo;
 use crate::tunables::QueueArgs;
 

@@ -23,14 +23,14 @@ use headworks_nbd::client::bench::{Pattern, Verify};
 use headworks_nbd::client::blocks::{BlockRequest, Blocks, Order, Work};
 use headworks_nbd::client::stamp::SECTOR_BYTES;
 use headworks_nbd::client::{Histogram, Target, Uri, cpu_time};
+use headworks_program::shown::{print_line, print_text};
 use headworks_vhost::RequestOp;
 use headworks_vhost::driver::{
     DEPTH_MAX, Driver, DriverOptions, Queue, SlotStatus, Waited, Waiting,
 };
 use serde_json::{Value, json};
 
-use crate::bench::nbd::{latency, micros};
-use crate::shown::{print_line, print_text};
+use crate::nbd::{latency, micros};
 
 /// The beginning of a URI of this benchmark.
 pub const SCHEME: &str = "vhost-user+unix://";

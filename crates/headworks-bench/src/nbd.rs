@@ -6,13 +6,13 @@
 //! A benchmark that writes would destroy an export that is in use. Without `--overwrite` it looks for data first, and starts only
 //! if the range that it would write is all zeros. One that reads says how much of the range is holes (`bench_holes`).
 
-use crate::shown::{error_line, print_line, print_text};
 use headworks_nbd::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
 use headworks_nbd::client::{Client, ClientError, ClientOptions, Contents, Histogram};
 use headworks_nbd::wire::CommandFlags;
+use headworks_program::shown::{error_line, print_line, print_text};
 use serde_json::{Value, json};
 
-use crate::bench::holes::Holes;
+use crate::holes::Holes;
 
 /// Parameters of a benchmark of a server.
 pub struct BenchNbdOptions {
@@ -147,7 +147,7 @@ fn as_text(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -
     text
 }
 
-pub(crate) fn micros(ns: u64) -> String {
+pub fn micros(ns: u64) -> String {
     format!("{:.1}", ns as f64 / 1e3)
 }
 
@@ -186,7 +186,7 @@ fn as_json(options: &BenchOptions, report: &BenchReport, holes: Option<Holes>) -
     json
 }
 
-pub(crate) fn latency(histogram: &Histogram) -> Value {
+pub fn latency(histogram: &Histogram) -> Value {
     json!({
         "mean": histogram.mean(),
         "p50": histogram.percentile(500),

@@ -3,7 +3,6 @@
 //! Each feeder keeps `iodepth` bios in flight; it submits and reaps in batches of 8 (fewer if the depth is less). The
 //! report shows the cost of the hand-over: pushes, sleeps and wake-ups per bio on both sides.
 
-use crate::shown::print_line;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant as WallClock};
 
@@ -12,12 +11,13 @@ use headworks::{DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot
 use headworks_core::VolumeId;
 use headworks_core::VolumeOptions;
 use headworks_core::stats::Histogram;
+use headworks_program::shown::print_line;
 use headworks_server::{Assembly, ExportSpec};
 use serde_json::json;
 
-use crate::bench::allocations;
-use crate::bench::device::{Blocks, DeviceBenchOptions, cpu_ns, holes, print_rates};
-use crate::bench::holes::Holes;
+use crate::allocations;
+use crate::device::{Blocks, DeviceBenchOptions, cpu_ns, holes, print_rates};
+use crate::holes::Holes;
 
 /// Batch size, as fio's `iodepth_batch_submit` and `iodepth_batch_complete`.
 const BATCH: usize = 8;

@@ -1,111 +1,54 @@
-//! `headworks bench`: command line of the benchmark, in fio's terms; for a device in process, an NBD server or a vhost-user device.
+//! The `headworks-bench` program, which `headworks bench` runs: a device in process, an NBD server or a vhost-user device is measured, in
+//! fio's terms.
 
-pub(crate) mod allocations;
-pub(crate) mod device;
-pub(crate) mod feeders;
-pub(crate) mod holes;
-pub(crate) mod nbd;
-pub(crate) mod vhost;
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod allocations;
+mod device;
+mod feeders;
+mod holes;
+mod nbd;
+mod vhost;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{CommandFactory, Parser};
 use headworks_core::QueueOptions;
 use headworks_nbd::client::bench::{BenchOptions, CONNECTIONS_MAX, Pattern, Verify, Waiting};
 use headworks_nbd::client::{ClientOptions, Uri};
-use headworks_server::{Spec, parse_size, parse_time};
+use headworks_program::bench::BenchArgs;
+use headworks_program::{USAGE, begin, close_images, complain, end, explain};
+use headworks_server::Spec;
 
-use crate::bench::nbd::BenchNbdOptions;
-use crate::bench::vhost::BenchVhostOptions;
-use crate::known_words::{ENGINES, PATTERNS};
-use crate::tunables::QueueArgs;
-use crate::{USAGE, complain};
+use crate::nbd::BenchNbdOptions;
+use crate::vhost::BenchVhostOptions;
 
 /// Measures a device in this process, an NBD server or a vhost-user device
-#[derive(Args)]
-#[command(after_help = "\
-Examples:
-  headworks bench --device null:size=1T --bs 4k --iodepth 32
-  headworks bench --device file:path=disk.img --rw randread --iodepth 64
-  headworks bench --device null:size=1T --rw randwrite --feeders 16
-  headworks bench --device mem:size=1G --cache 2G --rw randread       with a page cache
-  headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify
-  headworks bench --uri nbd://host --rate 20000 --iodepth 256         latency at a load
-  headworks bench --uri 'vhost-user+unix:///?socket=/run/d.vhost' --poll     as a virtual machine's driver")]
-pub struct BenchArgs {
-    /// Device to measure in this process; a write pattern OVERWRITES it
-    #[arg(long, value_name = "SPEC", required_unless_present = "uri", conflicts_with = "uri")]
-    device: Option<String>,
-    /// NBD server or vhost-user device to measure; a write pattern needs an export of zeros, or --overwrite
-    #[arg(long)]
-    uri: Option<String>,
-    /// DESTROY what the export holds: without this a write pattern is refused unless what it would overwrite is all zeros (server)
-    #[arg(long, conflicts_with = "device")]
-    overwrite: bool,
-    /// Access pattern: read, write, randread, randwrite or randrw
-    #[arg(long, default_value = "randread", value_parser = PATTERNS, hide_possible_values = true)]
-    rw: String,
-    /// Block size: bytes of each request
-    #[arg(long, default_value = "4k", value_parser = parse_size)]
-    bs: u64,
-    /// Requests in flight, per thread
-    #[arg(long, default_value_t = 32)]
-    iodepth: u32,
-    /// Number of connections to a server, of queues of a vhost-user device, or of shards in process. Up to 64 have a thread each; more connections, up
-    /// to 4096, are divided among one thread for each CPU, and latencies contain the wait for that thread
-    #[arg(long, default_value_t = 1)]
-    threads: u32,
-    /// Number of threads that submit to one shard over rings (in process); without it each shard's thread submits
-    /// itself
-    #[arg(long, value_name = "N", conflicts_with_all = ["uri", "threads", "ios"])]
-    feeders: Option<u32>,
-    /// Requests a second that arrive at random, whatever was answered; latencies count from when a request was due. Without it each reply makes
-    /// room for the next request (NBD server)
-    #[arg(long, value_name = "N", conflicts_with = "device")]
-    rate: Option<u32>,
-    /// Duration of the run
-    #[arg(long, default_value = "5s", value_parser = parse_time, value_name = "TIME")]
-    runtime: u64,
-    /// Stop after this many requests instead of after --runtime (in process)
-    #[arg(long, value_name = "N", conflicts_with = "uri")]
-    ios: Option<u64>,
-    /// Use only this many bytes from the start (server), or the size of a device without one (in process)
-    #[arg(long, value_parser = parse_size)]
-    size: Option<u64>,
-    /// Size of the page cache of each thread; 0: no cache (in process)
-    #[arg(long, value_parser = parse_size, default_value = "0", conflicts_with = "uri", value_name = "SIZE")]
-    cache: u64,
-    /// Seed of the random offsets
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// I/O engine: auto, uring or threads (in process)
-    #[arg(long, default_value = "auto", conflicts_with = "uri", value_parser = ENGINES, hide_possible_values = true)]
-    engine: String,
-    /// Write the whole range once before measuring (server)
-    #[arg(long, conflicts_with = "device")]
-    fill: bool,
-    /// Compare what is read with what was written (server)
-    #[arg(long, conflicts_with = "device")]
-    verify: bool,
-    /// With --verify: the export is new, so blocks that were never written must read as zeros
-    #[arg(long, requires = "verify")]
-    from_zeros: bool,
-    /// Negotiate structured replies (server)
-    #[arg(long, conflicts_with = "device")]
-    structured: bool,
-    /// Busy-poll for replies instead of sleeping (server)
-    #[arg(long, conflicts_with = "device")]
-    poll: bool,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
+#[derive(Parser)]
+#[command(
+    name = "headworks-bench",
+    bin_name = "headworks bench",
+    version,
+    args_override_self = true
+)]
+struct Line {
     #[command(flatten)]
-    queue: QueueArgs,
+    options: BenchArgs,
+}
+
+fn main() -> ExitCode {
+    begin();
+    let code = match Line::try_parse() {
+        Ok(line) => run(line.options),
+        Err(error) => return explain(&error, &Line::command()),
+    };
+    close_images();
+    end(code)
 }
 
 /// Runs the benchmark and returns the exit code.
-pub fn run(options: BenchArgs) -> ExitCode {
+fn run(options: BenchArgs) -> ExitCode {
     match measure(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {

@@ -5,7 +5,6 @@
 //! each; stage statistics are on. The report shows CPU time, turns, batch sizes, merges and allocations, so that a
 //! reader can judge the rate.
 
-use crate::shown::print_line;
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::EngineChoice;
@@ -20,11 +19,12 @@ use headworks_core::{
     QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
 };
 use headworks_nbd::client::bench::Pattern;
+use headworks_program::shown::print_line;
 use headworks_server::{Assembly, ExportOptions, ExportSpec, Spec};
 use serde_json::json;
 
-use crate::bench::holes::Holes;
-use crate::bench::{allocations, feeders};
+use crate::holes::Holes;
+use crate::{allocations, feeders};
 
 /// Warm-up before the measurement, as a fraction (1/n) of the run time.
 const WARM_UP: u32 = 10;

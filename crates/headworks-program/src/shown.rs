@@ -45,21 +45,24 @@ pub fn print_error(text: impl Display) {
 }
 
 /// Prints text to standard output, in the form of `print!`.
+#[macro_export]
 macro_rules! print_text {
     ($($part:tt)*) => { $crate::shown::print(format_args!($($part)*)) };
 }
 
 /// Prints a line to standard output, in the form of `println!`.
+#[macro_export]
 macro_rules! print_line {
     ($($part:tt)*) => { $crate::shown::print(format_args!("{}\n", format_args!($($part)*))) };
 }
 
 /// Prints a line to standard error, in the form of `eprintln!`.
+#[macro_export]
 macro_rules! error_line {
     ($($part:tt)*) => { $crate::shown::print_error(format_args!("{}\n", format_args!($($part)*))) };
 }
 
-pub(crate) use {error_line, print_line, print_text};
+pub use {error_line, print_line, print_text};
 
 /// Lines of text without control characters.
 #[derive(Debug, Default)]
