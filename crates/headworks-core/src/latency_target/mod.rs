@@ -5,7 +5,7 @@
 //! is missed, the limit on bulk shrinks; while it is kept and bulk waits for the limit, that grows again.
 //!
 //! ```text
-//!                     a window ends, of 16 times the tightest target, 100 ms to 1 s
+//!                     a window ends, of 16 times the tightest target, 100 ms to 1 s, or less if it is missed
 //!
 //!   most missed level:   over 50 %  --> limit / (latency of the misses / target), by 2 to 256
 //!                        over 1 %   --> limit * 7/8        (2 % after three changes of direction: then it is close enough)
@@ -21,6 +21,11 @@
 //!
 //! Exports with the same target share a *level*. The level that is missed most decides, and only looser ones are bulk: no export is
 //! slowed for a target that is as loose as its own. The *guard* is the target of the level that decided last.
+//!
+//! What a limit allows is whole commands, so a small step may take the misses from none to most. The control cannot see that before; it
+//! pays little for it. A window ends at once when two of its requests missed, of five or more, and more than an eighth. And a limit that was
+//! missed again, between 2/3 and 4/3 of the one before, is approached, from 7/8 of it on, only after a *rest*: windows without a
+//! miss, each time twice as many, up to 64. One that is kept above it ends the rests: the device or its load has changed.
 //!
 //! Requests that came before the limit changed last say nothing of it and do not count. A level with fewer than five is judged
 //! with the next window, unless most of them took several times the target: behind hundreds of MiB few are answered.
@@ -66,6 +71,11 @@ const FAR_TIMES: u64 = 4;
 const STEP_SAMPLES: u64 = 25;
 /// The limit is divided by at most this at once.
 const DIVISOR_MAX: u64 = 256;
+/// A window ends when so many requests of a level missed its target, and they are more than one of so many.
+const LOST: u32 = 2;
+const LOST_PART: u32 = 8;
+/// The longest rest below a limit that was missed again, in windows.
+const REST_MAX: u16 = 64;
 /// Above this part the limit is halved, or more.
 const MISSED_MOST: u32 = 500;
 
@@ -88,6 +98,11 @@ impl Level {
         debug_assert!(self.missed <= self.samples, "what missed the target was counted");
         let far = self.missed > self.samples / 2 && self.missed_times() >= FAR_TIMES;
         (self.samples >= SAMPLES_MIN || far).then_some(self.part(self.missed))
+    }
+
+    /// Returns true once the rest of a window cannot make up for what was missed in it.
+    fn is_lost(&self) -> bool {
+        self.missed >= LOST && self.samples >= SAMPLES_MIN && self.missed > self.samples / LOST_PART
     }
 
     /// Returns a number of the level's requests as a part of them, in thousandths.
@@ -129,6 +144,9 @@ pub struct TargetControl {
     reversals: u8,
     /// The limit at which the target was missed last; `u64::MAX` if a higher one has kept it since.
     missed_at: u64,
+    /// Windows without a miss since the limit was lowered, and how many there have to be before it comes close to `missed_at` again.
+    rested: u16,
+    rest: u16,
 }
 
 impl TargetControl {
@@ -148,6 +166,8 @@ impl TargetControl {
             last: Direction::Down,
             reversals: 0,
             missed_at: u64::MAX,
+            rested: 0,
+            rest: 1,
         }
     }
 
@@ -165,7 +185,7 @@ impl TargetControl {
         }
         if !self.levels[..self.count].iter().any(|level| level.target_ns == self.guard_ns) {
             (self.limit, self.guard_ns, self.reversals) = (None, u64::MAX, 0);
-            self.missed_at = u64::MAX;
+            (self.missed_at, self.rest) = (u64::MAX, 1);
         }
         let same = |(one, other): (&Level, &Level)| one.target_ns == other.target_ns;
         if known != self.count || !before.iter().zip(&self.levels).all(same) {
@@ -244,6 +264,9 @@ impl TargetControl {
                 level.missed += 1;
                 level.missed_ns = level.missed_ns.saturating_add(latency_ns);
             }
+            if level.is_lost() {
+                self.window_end = self.window_end.min(now);
+            }
         }
     }
 
@@ -307,7 +330,9 @@ impl TargetControl {
     /// Lowers the limit for a target, from the most that was in the device: where little was, a limit far above it explains nothing.
     fn shrink(&mut self, level: &Level, much: bool) {
         let from = self.limit.unwrap_or(BULK_MAX).min(self.most.max(BULK_MIN));
-        self.missed_at = from;
+        let is_again = from / 4 * 3 <= self.missed_at && self.missed_at <= from / 2 * 3;
+        self.rest = if is_again { (self.rest * 2).min(REST_MAX) } else { 1 };
+        (self.missed_at, self.rested) = (from, 0);
         let divisor = level.missed_times().clamp(2, DIVISOR_MAX);
         let limit = if much { from / divisor } else { from / 8 * 7 };
         self.limit = Some(limit.clamp(BULK_MIN, BULK_MAX));
@@ -315,13 +340,17 @@ impl TargetControl {
         self.turn(Direction::Down);
     }
 
-    /// Raises the limit if bulk waited for it, much if the target is far away; one that has reached its bound is lifted.
+    /// Raises the limit if bulk waited for it, unless it rests; much if the target is far away. One that has reached its bound is lifted.
     fn grow(&mut self, level: &Level) {
         let Some(limit) = self.limit.filter(|_| self.bound) else {
             return;
         };
         if limit > self.missed_at {
-            self.missed_at = u64::MAX;
+            (self.missed_at, self.rest) = (u64::MAX, 1);
+        }
+        self.rested = self.rested.saturating_add(1);
+        if limit >= self.missed_at / 8 * 7 && self.rested < self.rest {
+            return;
         }
         let far = level.part(level.half) <= MISSED_MAX;
         let much = limit / 2 + (8 << 10);

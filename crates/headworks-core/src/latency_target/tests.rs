@@ -150,6 +150,53 @@ fn limit_grows_by_how_many_requests_tell() {
 }
 
 #[test]
+fn window_ends_once_it_is_lost() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS].into_iter());
+    let at = Instant(3 * MS);
+    let answered = |control: &mut TargetControl, missed| {
+        control.note(MS, if missed { Instant(MS) } else { Instant(2 * MS) }, at);
+        control.is_due(at)
+    };
+    let ended =
+        [true, false, false, true, false, true].map(|missed| answered(&mut control, missed));
+    assert_eq!(ended, [false, false, false, false, true, true], "two of five");
+    assert!(control.end_window(at, 1 << 20));
+    assert_eq!(control.window_end(), Some(at.after(100 * MS)));
+    // One of many is no reason, nor are two of sixteen.
+    let late = at.after(4 * MS);
+    (0..14).for_each(|_| control.note(MS, at.after(3 * MS), late));
+    (0..2).for_each(|_| control.note(MS, at, late));
+    assert!(!control.is_due(late));
+    control.note(MS, at, late);
+    assert!(control.is_due(late));
+}
+
+/// A device that keeps the target up to some bytes, and misses it for everybody beyond: whole commands make steps.
+#[test]
+fn limit_that_was_missed_again_is_tried_less_and_less_until_it_is_kept() {
+    let mut control = TargetControl::new();
+    control.set_targets(Instant(0), [MS].into_iter());
+    let mut now = Instant(0);
+    let mut window = |control: &mut TargetControl, step: u64| {
+        let bulk = control.limit().unwrap_or(8 << 20);
+        let latency = if bulk > step { 1100 * US } else { 800 * US };
+        (0..20).for_each(|_| control.note(MS, now, now.after(latency)));
+        control.on_bound();
+        now = now.after(100 * MS);
+        control.end_window(now, bulk);
+        bulk > step
+    };
+    let [first, later] =
+        [100, 500].map(|windows| (0..windows).filter(|_| window(&mut control, 1 << 20)).count());
+    assert!(first >= 4, "the step is found: {first}");
+    assert!(later <= 9, "{later} of 500");
+    let kept = (0..200).filter(|_| window(&mut control, u64::MAX)).count();
+    assert_eq!(kept, 0);
+    assert!(control.limit().is_none_or(|limit| limit > 4 << 20), "the step is gone");
+}
+
+#[test]
 fn limit_does_not_swing_at_a_constant_load() {
     let mut line = Line::new(3_000_000_000, 60 * US);
     let mut control = TargetControl::new();

@@ -20,9 +20,9 @@ const CONTROL: &str =
 const SCATTERS: &str = "the device's throughput scatters by more than a limit may cost";
 const TIME: &str = "shares of requests of two sizes, of which the device takes many at once";
 const BYTES: &str = "as much within a part in a hundred";
+const WORTH: &str =
+    "one command of 1 MiB at a time does it, and 32 KiB would keep a twentieth of the bulk";
 const USED: &str = "less of the device is used";
-const PIECE: &str = "a piece of 32 KiB more in the device takes a fifth to a third of the target";
-const STEP: &str = "a step of 3 % too far is seen when a window has ended";
 
 const WINDOW: &str = "beside 4 KiB a reader waits for a tag and for what is sorted before it";
 const SORTED_READ: &str = "beside 4 KiB the reader waits for more than what the drive leaves";
@@ -141,17 +141,9 @@ const fn named(head: &'static str, what: &'static str, remark: &'static str, tod
 }
 
 const TWICE: &str = "reads that miss a target of 2 times alone";
-const TWICE_AND_HALF: &str = "reads that miss a target of 2.5 times alone";
-const EIGHTFOLD: &str = "reads that miss a target of 8 times alone";
 
 const NAMED: &[Named] = &[
-    named("sata, auto depth with bulk reads, targets", TWICE, PIECE, 0.029),
-    named("sata, fixed depth with bulk writes, targets", TWICE, PIECE, 0.388),
-    named("sata, fixed depth with bulk writes, targets", TWICE_AND_HALF, PIECE, 0.22),
-    named("sata, fixed depth with bulk reads, targets", TWICE, PIECE, 0.191),
-    named("sata, fixed depth with bulk reads, targets", TWICE_AND_HALF, PIECE, 0.105),
-    named("nvme, fixed depth with bulk reads, targets", EIGHTFOLD, STEP, 0.022),
-    named("hdd-32, fixed depth with bulk reads, targets", EIGHTFOLD, STEP, 0.024),
+    named("hdd-32, fixed depth with bulk reads, targets", TWICE, WORTH, 0.023),
     named("hdd-32, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 10.38),
     named("hdd-5400, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 4.981),
     named("hdd-10k, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 8.728),
