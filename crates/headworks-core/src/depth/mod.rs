@@ -14,7 +14,8 @@
 //! ```
 //!
 //! - **Measurement.** A mean of samples is believed when its standard error is at most 1.5 %. A smaller limit whose mean stays
-//!   uncertain is refused, so a device whose throughput is noise (random access on a disk) keeps its depth.
+//!   uncertain is refused, so a device whose throughput is noise (random access on a disk) keeps its depth. After a pause a drive fills
+//!   its buffer, which says nothing of a limit ([`pauses`]).
 //! - **Acceptance.** A limit is large enough when [`ENOUGH`] of the throughput of a larger one remains. Doubled limits are kept
 //!   while the throughput grows by [`GAIN`]. Of a gain beside small requests what these lose by it is taken off: shares give them the
 //!   throughput at the gate, and a limit that no request waits for takes it away.
@@ -43,11 +44,13 @@
 
 mod heads;
 mod notes;
+mod pauses;
 mod rate;
 
 use crate::time::{Instant, MS, SEC, US};
 use heads::Heads;
 use notes::{Bound, Cruise, Cuts, Tried};
+use pauses::Pauses;
 use rate::{Counts, Mean, Sample};
 
 /// Cost of a command beside its bytes. 2 KiB: about what a small command costs the modelled flash disks beyond its bytes.
@@ -198,6 +201,7 @@ pub(crate) struct DepthControl {
     latency_ns: u64,
     command_max: u32,
     tried: Tried,
+    pauses: Pauses,
 }
 
 impl DepthControl {
@@ -229,6 +233,7 @@ impl DepthControl {
             latency_ns: 0,
             command_max,
             tried: Tried::default(),
+            pauses: Pauses::default(),
         }
     }
 
@@ -323,6 +328,15 @@ impl DepthControl {
         self.measuring
     }
 
+    /// Notes the end of a batch that left the queue busy or empty. Counting begins anew after a pause.
+    #[inline]
+    pub fn on_batch(&mut self, now: Instant, is_busy: bool) {
+        if self.pauses.on_batch(now, is_busy) {
+            self.counts = [Counts::default(); 3];
+            self.since = self.since.max(now);
+        }
+    }
+
     /// Returns true when enough time has passed to end a sample.
     #[inline]
     pub fn is_due(&self, now: Instant) -> bool {
@@ -404,7 +418,7 @@ impl DepthControl {
         }
         let drained =
             admitted <= self.limit.saturating_add(self.limit / 4).saturating_add(2 * command);
-        if now < self.settles || !drained || old {
+        if now < self.settles || !drained || old || self.pauses.is_filling(now) {
             return;
         }
         if self.skip {

@@ -148,6 +148,14 @@ impl CommandLimits {
         }
     }
 
+    /// Notes the end of a batch that left the queue busy or empty.
+    #[inline]
+    pub fn on_batch(&mut self, now: Instant, is_busy: bool) {
+        if let Some(control) = &mut self.control {
+            control.on_batch(now, is_busy);
+        }
+    }
+
     /// Ends a window of the latency targets if it is time, and applies what their control decides.
     #[inline]
     pub fn adapt_to_targets(&mut self, now: Instant, gate: &mut Gate, waiting: &mut DispatchQueue) {

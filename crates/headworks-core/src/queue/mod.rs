@@ -327,7 +327,9 @@ impl Queue {
         if self.gate.waiters() > 0 || self.is_draining() {
             self.revoke_leases(pools);
         }
-        self.counters.on_batch(now, !self.is_empty());
+        let is_busy = !self.is_empty();
+        self.counters.on_batch(now, is_busy);
+        self.limits.on_batch(now, is_busy);
         self.set_timers(now, pools);
         switched
     }
