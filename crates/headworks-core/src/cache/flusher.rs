@@ -8,7 +8,9 @@
 //! The blocks under write-out are bounded, and a part of the cache's bios is kept for fills, so that reads continue.
 //!
 //! A flush that begins on a volume without a write-out goes first, before the rest of a pass and beyond the bound, with a MiB: the pass may be
-//! over 64 MiB of another volume's flush, with as much in the device as it may have.
+//! over 64 MiB of another volume's flush, with as much in the device as it may have. A flush of little is synchronous: a database's commit
+//! is a small write that its caller waits for, and what is large in the device is cut for it. One of much is background work: it has a part
+//! of the tags, and reads pass it.
 //!
 //! ```text
 //!   idle --work--> pass: the group's dirty folios, sorted --> sent one by one --bound--> waits for a completion
@@ -32,6 +34,8 @@ use crate::time::Instant;
 
 /// Blocks with which a flush that begins goes first: 1 MiB, 10 ms of a disk.
 const FIRST_BLOCKS: u32 = 256;
+/// Blocks that a volume has at most for a flush of it to be small: 64 KiB, up to which requests have latency targets.
+const SMALL_FLUSH: u32 = 16;
 /// Groups that are examined for the next one in the order of addresses.
 const LOOK_AHEAD: usize = 16;
 /// Chunks are divided by this for the units at which a group is worth a visit in the background: 31 ms of a disk's time, beside
@@ -250,10 +254,13 @@ impl Flushers {
             pass.all = false;
             return;
         }
+        // A flush of little is a small write that its caller waits for; one of much is background work, which reads pass.
+        let is_small = state.volumes[folio.key.volume()].unclean() <= SMALL_FLUSH;
+        let is_sync = is_small && pass.reason == WriteoutReason::Flush;
         let request = WriteoutRequest {
             cookie: NIL,
             connection: self.account,
-            flags: BioFlags::NONE,
+            flags: if is_sync { BioFlags::SYNC } else { BioFlags::NONE },
             reason: pass.reason,
             max_blocks: pass.left.max(folio.blocks()),
             since: ctx.now,

@@ -6,7 +6,9 @@ use crate::harness::{BLOCK, FAILS, Harness, MIB};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
-use headworks_core::{Control, ErrorPolicy, Input, IoError, Op, Scheduler, VolumeConfig, VolumeId};
+use headworks_core::{
+    BioFlags, Control, ErrorPolicy, Input, IoError, Op, Scheduler, Submit, VolumeConfig, VolumeId,
+};
 
 /// B1: nothing stays dirty for longer than `expire + interval` on an otherwise idle device.
 #[test]
@@ -358,6 +360,28 @@ fn write_out_takes_at_most_a_quarter_of_tags() {
         }
         harness.settle(Ok(()));
     }
+}
+
+/// A commit of a database beside the flush of much: its write is synchronous and has a tag, though asynchronous ones have none left.
+#[test]
+fn small_flush_is_synchronous_and_a_large_one_is_not() {
+    let mut harness = Harness::new(16_384, |config| {
+        config.volumes.push(VolumeConfig { ..config.volumes[0] });
+        config.devices[0].queue.scheduler = Scheduler::None;
+        (config.devices[0].queue.nr_requests, config.devices[0].queue.queue_depth) = (64, 64);
+    });
+    for at in 0..500 {
+        harness.send_to(0, 1, Op::Write, at * 2 * MIB, BLOCK);
+    }
+    harness.send_to(0, 1, Op::Flush, 0, 0);
+    assert!(harness.in_flight.len() == 16, "asynchronous requests have all of their tags");
+    harness.send_to(1, 2, Op::Write, 0, BLOCK);
+    harness.send_to(1, 2, Op::Flush, 0, 0);
+    let is_sync = |submit: &Submit| submit.flags.contains(BioFlags::SYNC);
+    let of = |volume: u16| harness.in_flight.iter().filter(move |submit| submit.volume.0 == volume);
+    assert!(of(0).count() == 16 && !of(0).any(is_sync), "{:?}", harness.in_flight);
+    assert!(of(1).count() == 1 && of(1).all(is_sync), "{:?}", harness.in_flight);
+    harness.settle(Ok(()));
 }
 
 /// P3, D8: a stalled device delays no access to a cached block or a clean frame.

@@ -59,8 +59,8 @@ fn device_whose_bios_are_all_late_is_tried_with_one() {
     assert_eq!(again, had + 1);
 }
 
-/// A device whose asynchronous requests have one tag. It has a write-out for that, a second one waits, and an operation for
-/// the second. Until 1.5 T it answers reads; from 1.75 T on it is unresponsive, and the second write-out fails. Returns
+/// A device whose asynchronous requests have one tag. It has a write-out for that, of a flush that is not small, a second one waits,
+/// and an operation for the second. Until 1.5 T it answers reads; from 1.75 T on it is unresponsive, and the second write-out fails. Returns
 /// when the operation was answered.
 fn answered_at(mode: WriteMode, send: impl FnOnce(&mut Harness) -> BioId) -> u64 {
     let mut harness = Harness::new(1024, |config| {
@@ -70,9 +70,8 @@ fn answered_at(mode: WriteMode, send: impl FnOnce(&mut Harness) -> BioId) -> u64
         config.volumes.push(config.volumes[0]);
         config.volumes[0].options.mode = mode;
     });
-    for at in [0, 1] {
-        harness.send(1, Op::Write, at * MIB, BLOCK);
-    }
+    harness.send(1, Op::Write, 0, 32 * BLOCK);
+    harness.send(1, Op::Write, MIB, BLOCK);
     harness.send(1, Op::Flush, 0, 0);
     assert_eq!(harness.in_flight.len(), 1, "{:?}", harness.in_flight);
     harness.wait(T / 10);
