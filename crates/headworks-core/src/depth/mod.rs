@@ -189,8 +189,6 @@ pub(crate) struct DepthControl {
     /// For whole commands and for cut ones.
     ranges: [Range; 2],
     cuts: Cuts,
-    /// Samples after which an uncertain measurement of the reference begins again.
-    reference_samples: u32,
     /// The limits that the last searches ended with, for whole commands and for cut ones; 0 for none.
     settled: [u64; 2],
     cruise: Cruise,
@@ -225,14 +223,13 @@ impl DepthControl {
             large_at: None,
             ranges: [Range::default(); 2],
             cuts: Cuts { now: false, next: false, early: false, pieces: PIECES },
-            reference_samples: REFERENCE_SAMPLES,
             settled: [0; 2],
             cruise: Cruise { rest_ns: CRUISE_NS, ..Cruise::default() },
             seen: [None; 2],
             bound: Bound::default(),
             latency_ns: 0,
             command_max,
-            tried: Tried::default(),
+            tried: Tried { reference_samples: REFERENCE_SAMPLES, ..Tried::default() },
             pauses: Pauses::default(),
         }
     }
@@ -470,7 +467,7 @@ impl DepthControl {
             self.cuts.now = true;
             self.enter(now, Phase::Cruise, known);
         } else if self.phase == Phase::Cruise && self.latency_ns > 2 * QUEUE_NS {
-            (self.cuts.next, self.reference_samples) = (true, REFERENCE_SAMPLES);
+            (self.cuts.next, self.tried.reference_samples) = (true, REFERENCE_SAMPLES);
             self.enter(now, Phase::Reference, self.limit);
         }
         known > 0
@@ -508,7 +505,8 @@ impl DepthControl {
         }
         let stands = sample.latency_ns > 2 * QUEUE_NS && sample.in_flight > 1.5;
         if stands && now >= self.cruise.next_trial {
-            (self.cuts.next, self.reference_samples) = (self.is_mixed(now), REFERENCE_SAMPLES);
+            (self.cuts.next, self.tried.reference_samples) =
+                (self.is_mixed(now), REFERENCE_SAMPLES);
             self.enter(now, Phase::Reference, self.limit);
         }
     }
@@ -521,10 +519,10 @@ impl DepthControl {
                 self.cruise.rest_ns = (self.cruise.rest_ns * 2).min(REST_MAX_NS);
                 return self.give_up(now);
             }
-            if self.mean.samples() >= self.reference_samples {
+            if self.mean.samples() >= self.tried.reference_samples {
                 // What a device takes into its memory at first says nothing.
                 self.mean = Mean::default();
-                self.reference_samples *= 2;
+                self.tried.reference_samples *= 2;
             }
             return;
         }

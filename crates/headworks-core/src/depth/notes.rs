@@ -45,6 +45,8 @@ pub(super) struct Bound {
 pub(super) struct Tried {
     /// The search is the first one of its range.
     pub fresh: bool,
+    /// Samples after which an uncertain measurement of the reference begins again.
+    pub reference_samples: u32,
     pub trials: u64,
     /// Trials whose limit was too small.
     pub too_small: u64,
