@@ -28,9 +28,9 @@ def check(what, holds, seen=""):
 
 
 class Server:
-    """A server of one image; `fds` are passed as by a service manager."""
+    """A server of one image; `fds` are passed as by a service manager. What it says is awaited, for some seconds if `wait` says so."""
 
-    def __init__(self, image, *options, environment=None, fds=(), name="kept"):
+    def __init__(self, image, *options, environment=None, fds=(), name="kept", awaited=lambda log: "uri: " in log, wait=None):
         self.image = image
         self.socket, self.control = os.path.join(DIR, f"{name}.sock"), os.path.join(DIR, f"{name}.ctl")
         command = [SERVER, "serve", image, "-U", self.socket, "--control", self.control, "--engine", ENGINE]
@@ -52,11 +52,13 @@ class Server:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, pass_fds=keep, preexec_fn=pass_on if fds else None
             )
-        deadline = time.monotonic() + 30
-        while "uri: " not in self.said() and self.process.poll() is None:
+        deadline = time.monotonic() + (30 if wait is None else wait)
+        while not awaited(self.said()) and self.process.poll() is None:
             if time.monotonic() > deadline:
+                if wait is not None:
+                    break
                 raise SystemExit(f"the server does not start: {self.said()}")
-            time.sleep(0.01)
+            time.sleep(0.01 if wait is None else 0.001)
 
     def said(self):
         with open(self.log) as log:
@@ -657,6 +659,34 @@ def other_user():
         shutil.chown(path, "root")
 
 
+def hidden_mark():
+    """A server of another user, which can read neither the memory nor the mark."""
+    other = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", SERVER]
+    if os.geteuid() != 0 or subprocess.run([*other, "--version"], capture_output=True).returncode != 0:
+        print("skip - the mark of another user # needs root, setpriv and a program that all users can run")
+        return
+    image, options = os.path.join(MEMORY, "hidden.img"), ["--cache-file", os.path.join(MEMORY, "hidden")]
+    with open(image, "wb") as file:
+        file.truncate(SIZE)
+    os.chmod(image, 0o666)
+    os.chmod(MEMORY, 0o777)
+    server = Server(image, *options)
+    server.write(2, 7)
+    server.kill()
+    command = [*other, "serve", image, "-U", os.path.join(MEMORY, "hidden.sock"), "--cache-file", "off"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "uri: " in line:
+                process.terminate()
+    check("another user is told whose memory may have writes", "the mark beside it is another user's" in said, said)
+    server = Server(image, *options)
+    check("which has them later", server.end(2, 7), server.said())
+    os.chmod(MEMORY, 0o700)
+    os.remove(image)
+
+
 def huge_pages(path, pages):
     """Mounts a hugetlbfs with so many pages of 2 MiB; returns how to undo it, or the reason why not."""
     if os.geteuid() != 0:
@@ -691,7 +721,8 @@ def huge_pages(path, pages):
 def huge_file():
     """A hugetlbfs, whose pages of 2 MiB are longer than the head of the file."""
     place = os.path.join(DIR, "huge")
-    undo, reason = huge_pages(place, 120)
+    # For one server, with 33 MiB of cache and 64 MiB of buffers, and for the head of a second one.
+    undo, reason = huge_pages(place, 54)
     if undo is None:
         print(f"skip - memory kept on hugetlbfs # {reason}")
         return
@@ -759,6 +790,102 @@ def full_memory():
         check("it stops with 0", server.stop() == 0)
 
 
+def large_part():
+    """A cache that takes most of its filesystem, so that a second one has no room beside what a killed server left."""
+    with small_memory("large", 300) as place:
+        if not place:
+            return
+        image, options = new_image("kept-large.img"), ["--cache-file", os.path.join(place, "cache"), "--cache", "220M"]
+        os.truncate(image, 32 * SIZE)
+        for byte in (5, 6):
+            server = Server(image, *options)
+            with server.client() as raw:
+                for part in range(200):
+                    raw.read(part << 20, 1 << 20)
+            for part in range(24):
+                server.write(part * 256, byte, 256)
+            server.kill()
+        server = Server(image, *options)
+        check("a start after kills needs no more memory than the first one", f"dirty data: in {place}" in server.said(), server.said())
+        check("and has all data", [server.byte(part * 256 + 255) for part in range(24)] == [6] * 24)
+        check("it stops with 0", server.stop() == 0)
+        # Of the default size it takes more than half of what there is.
+        image, runtime = new_image("kept-half.img"), {"XDG_RUNTIME_DIR": place}
+        os.truncate(image, 32 * SIZE)
+        for byte in (7, 8):
+            server = Server(image, "--cache", "auto", environment=runtime)
+            check("a directory is chosen by the room that a killed server's memory leaves", f"dirty data: in {place}" in server.said(), server.said())
+            with server.client() as raw:
+                for part in range(200):
+                    raw.read(part << 20, 1 << 20)
+            server.write(3, byte)
+            server.kill()
+        check("with all data", Server(image, "--cache", "auto", environment=runtime).end(3, 8))
+
+
+def starts():
+    """Servers that are killed at any moment of their start, with and without data to restore."""
+    image, options = new_image("kept-starts.img"), ["--cache-file", os.path.join(MEMORY, "starts"), "--cache", "1G"]
+    os.truncate(image, 16 * SIZE)
+    server = Server(image, *options)
+    alarms, lost, twice = [], [], []
+    for round_ in range(1, 9):
+        if round_ % 2:
+            server.write(0, round_, 1)
+            server.flush()
+        else:
+            # Nothing is written out below that.
+            for part in range(96):
+                server.write(part * 256, round_, 256)
+        server.kill()
+        for part in range(4):
+            dirty = round_ % 2 == 0 and part < 2
+            server = Server(image, *options, awaited=lambda log: "restored" in log, wait=0.5 if dirty else (part * 7 + round_) % 8 * 0.008)
+            time.sleep((round_ + part) % 4 * 0.004)
+            server.kill()
+            alarms += [line for line in server.said().splitlines() if "flushes f" in line]
+        server = Server(image, *options)
+        alarms += [line for line in server.said().splitlines() if "flushes f" in line]
+        sizes = [line.split(": restored ")[1].split(" of ")[0].split() for line in server.said().splitlines() if ": restored " in line]
+        size = sum(float(number) * {"KiB": 1 << 10, "MiB": 1 << 20}[unit] for number, unit in sizes)
+        twice += [server.said()] if size > 100 << 20 else []
+        lost += [round_] if server.byte(0) != round_ else []
+    check("servers that die while they start lose nothing", not lost, lost)
+    check("and what they leave tells of no loss", not alarms, alarms)
+    check("however many die while they restore, each block is left once", not twice, twice)
+    check("it stops with 0", server.stop() == 0)
+    # A server without memory that outlives it has written everything.
+    server = Server(image, *options)
+    server.write(1, 99)
+    server.kill()
+    Server(f"file:path={image},cache=none", *options, "--cache", "0").kill()
+    server = Server(image, *options)
+    check("a kill of a server without a cache tells of no loss", "flushes f" not in server.said() and server.byte(1) == 99, server.said())
+    check("it stops with 0", server.stop() == 0)
+
+
+def full_directory():
+    """A mark that cannot be made anew goes with a clean stop all the same."""
+    with small_memory("marks", 64) as place:
+        if not place:
+            return
+        image, options = os.path.join(place, "kept.img"), ["--cache-file", os.path.join(MEMORY, "marks")]
+        with open(image, "wb") as file:
+            file.truncate(SIZE)
+        server = Server(image, *options)
+        server.write(1, 4)
+        server.flush()
+        server.kill()
+        fill(os.path.join(place, "other"))
+        server = Server(image, *options)
+        check("a start says that it cannot mark its image", "cannot be marked as in use" in server.said(), server.said())
+        check("it stops with 0", server.end(1, 4))
+        os.remove(os.path.join(place, "other"))
+        server = Server(image, *options)
+        check("after a clean stop nothing is said to be lost", "flushes f" not in server.said(), server.said())
+        check("it stops with 0", server.end(1, 4))
+
+
 def shared_memory():
     """Two servers of automatic size, which would take more than the filesystem of the memory has."""
     with small_memory("shared", 220) as place:
@@ -785,7 +912,7 @@ def shared_memory():
             check("the data of a killed one are there", Server(server.image, "--cache", "auto", environment={"XDG_RUNTIME_DIR": place}, name="shared").end(0, 3))
 
 
-PARTS = [kept_file, neighbours, vouched, bare_shell, full_memory, shared_memory, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
+PARTS = [kept_file, neighbours, vouched, bare_shell, full_memory, shared_memory, large_part, starts, full_directory, hidden_mark, huge_file, other_image, reused_number, block_device, restored_backup, cut_after_growth, other_user, grown_image, failed_start, hostile_marks]
 PARTS += [lost_memory_of_a_file, lost_memory_of_an_overlay, descriptor_store]
 for part in PARTS:
     part()

@@ -17,7 +17,7 @@ use super::layout::{
 };
 use super::left::LeftCache;
 use super::reserve::{BufferSpace, FrameSpace, LimitedFilesystem, Space};
-use headworks::house::{HUGE, Mapping, PAGE, display_size, memory_file};
+use headworks::house::{HUGE, Mapping, PAGE, display_size, memory_file, page_size};
 
 /// The memory that a shard needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl CacheMemory {
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "it has another layout");
         let len = usize::try_from(file.metadata()?.len()).ok().filter(|len| *len >= PAGE);
         let len = len.ok_or_else(wrong)?;
-        let first = Mapping::shared(file, 0, PAGE)?;
+        let first = Mapping::shared(file, 0, PAGE, true)?;
         let get = |at| word(&first, at).load(Ordering::Acquire) as usize;
         if get(head::MAGIC) as u64 != MAGIC || !READABLE.contains(&(get(head::VERSION) as u64)) {
             return Err(wrong());
@@ -139,7 +139,8 @@ impl CacheMemory {
         let (shards, rows, control) =
             (get(head::SHARDS), get(head::ROWS), get(head::CONTROL_LEN).min(len));
         let fits = rows <= len / ROW_BYTES && shard_at(rows, shards.min(len)) <= control;
-        let table = Mapping::shared(file, 0, control).ok().filter(|_| fits).ok_or_else(wrong)?;
+        let table =
+            Mapping::shared(file, 0, control, true).ok().filter(|_| fits).ok_or_else(wrong)?;
         let units = |index| word(&table, shard_at(rows, index) + shard::UNITS);
         Ok((0..shards).map(|index| units(index).load(Ordering::Acquire)).sum())
     }
@@ -195,8 +196,12 @@ impl CacheMemory {
         file.set_len(offsets.len as u64)?;
         if let Some(space) = &space {
             space.reserve(0, offsets.head)?;
+        } else if page_size(&file)? > PAGE {
+            // What was mapped once is promised to the file.
+            let promised = Mapping::shared(&file, 0, offsets.len, true);
+            promised.map_err(|_| no_room(offsets.len as u64, "not so many free pages"))?;
         }
-        let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
+        let control = Arc::new(Mapping::shared(&file, 0, offsets.control, true)?);
         let set = |at, value| word(&control, at).store(value, Ordering::Relaxed);
         set(head::MAGIC, MAGIC);
         set(head::VERSION, VERSION);
@@ -276,7 +281,7 @@ impl CacheMemory {
         if file.metadata()?.len() != offsets.len as u64 {
             return Err(wrong("it has another size: cache, buffers or shards were changed"));
         }
-        let control = Arc::new(Mapping::shared(&file, 0, offsets.control)?);
+        let control = Arc::new(Mapping::shared(&file, 0, offsets.control, true)?);
         let get = |at| word(&control, at).load(Ordering::Acquire);
         let is_readable = READABLE.contains(&get(head::VERSION));
         if [get(head::MAGIC), get(head::READY)] != [MAGIC, 1] || !is_readable {
@@ -339,7 +344,7 @@ impl CacheMemory {
         let ShardGeometry { units, buffers } = self.geometry[index];
         let at = shard_at(self.rows, index);
         let get = |offset| word(&self.control, at + offset).load(Ordering::Relaxed) as usize;
-        let map = |offset, len: usize| Mapping::shared(&self.file, offset, len);
+        let map = |offset, len: usize| Mapping::shared(&self.file, offset, len, true);
         let frames_len = (units as usize * PAGE).next_multiple_of(HUGE);
         let frames = (units > 0).then(|| map(get(shard::FRAMES_AT), frames_len)).transpose()?;
         let buffers = map(get(shard::BUFFERS_AT), buffers.next_multiple_of(HUGE))?;
@@ -461,6 +466,14 @@ impl CacheMemory {
     }
 }
 
+fn no_room(bytes: u64, has: &str) -> io::Error {
+    let bytes = display_size(bytes);
+    let message = format!(
+        "cache and buffers need {bytes}, and its filesystem has {has}; use less (--cache, --buffers), or a larger filesystem"
+    );
+    io::Error::new(io::ErrorKind::StorageFull, message)
+}
+
 /// Refuses a filesystem without room for such a file, or for the `least` bytes of frames. A memfd has no limit but the machine's memory.
 fn check_space(
     filesystem: &dyn LimitedFilesystem,
@@ -475,11 +488,7 @@ fn check_space(
         least => offsets.head as u64 + least + floors,
     };
     if let Some((free, _)) = filesystem.free()?.filter(|(free, _)| *free < bytes) {
-        let (bytes, free) = (display_size(bytes), display_size(free));
-        let message = format!(
-            "cache and buffers need {bytes}, and its filesystem has {free} free; use less (--cache, --buffers), or a larger filesystem"
-        );
-        return Err(io::Error::new(io::ErrorKind::StorageFull, message));
+        return Err(no_room(bytes, &format!("{} free", display_size(free))));
     }
     Ok(())
 }

@@ -1,8 +1,17 @@
-//! The file that a dead process left: checked, repaired, and read.
+//! The file that a dead process left: checked, repaired, read, and made small.
+//!
+//! Of a file that is opened under its lock each dirty block has one entry, that of its newest bytes. An entry is cleared when its block is
+//! somewhere else; the entries alone say what is needed, so memory of the rest can go at any time ([`LeftCache::shrink`]).
+//!
+//! What the kernel still has of the dead process suffers nothing from that. A fill may arrive in a frame whose page has gone: the page is the fill's
+//! until then, and nobody reads it. A write-out comes from a frame that is dirty, and stays. An uncached write comes from a buffer and had no reply; its
+//! page stays as it is until the write has ended, unless it is a part of a huge page, and therefore files are made small when the
+//! images of the start are locked, behind which nothing of theirs is outstanding.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +62,8 @@ pub struct LeftBlock<'a> {
     pub block: u64,
     /// The newest bytes, a whole block; the last block of an image may be shorter.
     pub bytes: &'a [u8],
+    /// Its entry of the dirty table, for [`LeftCache::settle_block`].
+    pub entry: usize,
 }
 
 /// A volume of a file that has dirty blocks.
@@ -72,6 +83,8 @@ struct LeftShard {
     table_at: usize,
     /// Offset of the frames in the file.
     frames_at: u64,
+    /// Where frames and buffers are in the file.
+    pages: [Range<u64>; 2],
     /// Frames whose entries may be read.
     entries: usize,
     frames: Mapping,
@@ -92,13 +105,16 @@ pub struct LeftCache {
     file: File,
 }
 
-/// Gives the memory between two offsets back to the kernel.
-fn give_back(memory: &Mapping, at: usize, end: usize) {
-    // In whole pages; the last one of the buffers may be a part.
-    let len = end.saturating_sub(at) / PAGE * PAGE;
-    if len > 0 {
-        // SAFETY: memory of a dead process, in which nothing is dirty, and of which no span is made here but this one.
-        unsafe { memory.release(memory.span().part(at, len)) };
+/// Clears the entries of frames that a shadow beats, while the shadow's stands: were that one cleared first, older bytes would be the newest.
+fn clear_beaten<'a>(table: impl Iterator<Item = &'a AtomicU64>, blocks: &[DirtyBlock]) {
+    let mut newest: Vec<u32> = blocks.iter().map(|block| block.frame).collect();
+    newest.sort_unstable();
+    let mut newest = newest.into_iter().peekable();
+    for (frame, entry) in (0..).zip(table) {
+        let is_newest = newest.next_if_eq(&frame).is_some();
+        if !is_newest && DirtyEntry(entry.load(Ordering::Relaxed)).is_dirty() {
+            entry.store(DirtyEntry::CLEAN.0, Ordering::Release);
+        }
     }
 }
 
@@ -158,7 +174,7 @@ impl LeftCache {
         if len < ROWS_AT as u64 {
             return Err(wrong("is too short to be a cache file"));
         }
-        let first = Mapping::shared(&file, 0, ROWS_AT)?;
+        let first = Mapping::shared(&file, 0, ROWS_AT, true)?;
         let get = |at| word(&first, at).load(Ordering::Acquire);
         if get(head::READY) == 0 && get(head::MAGIC) == MAGIC {
             return Ok(None);
@@ -183,7 +199,7 @@ impl LeftCache {
         if rows > COUNT_MAX || shards > COUNT_MAX || control < heads || control > len {
             return Err(wrong("is damaged: its head does not fit its length"));
         }
-        let control = Mapping::shared(&file, 0, control as usize)?;
+        let control = Mapping::shared(&file, 0, control as usize, true)?;
         let (rows, shards_found, settled) = (rows as usize, Vec::new(), Mutex::default());
         let shards_all = shards as usize;
         let mut left = Self { control, rows, shards_all, shards: shards_found, settled, file };
@@ -216,8 +232,9 @@ impl LeftCache {
         if !whole {
             return Err(wrong("is damaged: a shard's memory is not inside it"));
         }
-        let frames = Mapping::shared(&self.file, frames_at as usize, frames as usize)?;
-        let buffers = Mapping::shared(&self.file, buffers_at as usize, buffers as usize)?;
+        let pages = [frames_at..frames_at + frames, buffers_at..buffers_at + buffers];
+        let frames = Mapping::shared(&self.file, frames_at as usize, frames as usize, false)?;
+        let buffers = Mapping::shared(&self.file, buffers_at as usize, buffers as usize, false)?;
         let (frames_base, buffers_base) = (get(shard::FRAMES_BASE), get(shard::BUFFERS_BASE));
         let entry = |frame| word(&self.control, table_at as usize + frame * 8);
         if redo {
@@ -226,8 +243,11 @@ impl LeftCache {
         let entries = entries(&self.control, at, units) as usize;
         let table = (0..entries).map(entry).map(|word| word.load(Ordering::Acquire));
         let blocks = dirty_blocks(table.map(DirtyEntry));
+        if redo {
+            clear_beaten((0..entries).map(entry), &blocks);
+        }
         let table_at = table_at as usize;
-        Ok(Some(LeftShard { table_at, frames_at, entries, frames, buffers, blocks }))
+        Ok(Some(LeftShard { table_at, frames_at, pages, entries, frames, buffers, blocks }))
     }
 
     /// Does the copy again that the process did not finish. A source outside of the buffers was a frame of an even earlier
@@ -308,7 +328,8 @@ impl LeftCache {
                 let at = shard.frames.at(block.frame as usize * BLOCK as usize, len);
                 // SAFETY: inside the mapping, which lives as long as the iterator; the process that wrote it is dead.
                 let bytes = unsafe { std::slice::from_raw_parts(at, len) };
-                (len > 0).then_some(LeftBlock { block: block.block, bytes })
+                let entry = shard.table_at + block.frame as usize * 8;
+                (len > 0).then_some(LeftBlock { block: block.block, bytes, entry })
             })
         })
     }
@@ -337,6 +358,11 @@ impl LeftCache {
         })
     }
 
+    /// Forgets a dirty block, which is somewhere else now, by its [`LeftBlock::entry`].
+    pub fn settle_block(&self, entry: usize) {
+        word(&self.control, entry).store(DirtyEntry::CLEAN.0, Ordering::Release);
+    }
+
     /// Forgets the dirty blocks of a volume, which are somewhere else now.
     pub fn settle(&self, volume: VolumeId) {
         for shard in &self.shards {
@@ -359,15 +385,39 @@ impl LeftCache {
 
     /// Gives back the memory of what is not dirty: all buffers, and the other frames. What is dirty is all that the next start needs.
     pub fn shrink(&self) {
+        let Ok(unit) = page_size(&self.file) else { return };
         for shard in &self.shards {
-            give_back(&shard.buffers, 0, shard.buffers.len());
-            let mut dirty: Vec<usize> =
-                shard.blocks.iter().map(|block| block.frame as usize * BLOCK as usize).collect();
-            dirty.sort_unstable();
-            let end = shard.entries * BLOCK as usize;
-            let ends = dirty.iter().copied().chain([end]);
-            let starts = [0].into_iter().chain(dirty.iter().map(|at| at + BLOCK as usize));
-            starts.zip(ends).for_each(|(at, end)| give_back(&shard.frames, at, end));
+            let [frames, buffers] = shard.pages.clone();
+            let entry = |frame: usize| word(&self.control, shard.table_at + frame * 8);
+            let is_dirty =
+                |frame: &usize| DirtyEntry(entry(*frame).load(Ordering::Acquire)).is_dirty();
+            let mut at = frames.start;
+            for frame in (0..shard.entries).filter(is_dirty) {
+                let dirty = frames.start + frame as u64 * u64::from(BLOCK);
+                self.give_back(at..dirty, unit as u64);
+                at = dirty + u64::from(BLOCK);
+            }
+            // The last page of frames and buffers may be a part; nothing else is in it.
+            for (at, end) in [(at, frames.end), (buffers.start, buffers.end)] {
+                self.give_back(at..end.next_multiple_of(unit as u64), unit as u64);
+            }
+        }
+    }
+
+    /// Gives the whole pages of a range back to the kernel.
+    fn give_back(&self, range: Range<u64>, unit: u64) {
+        let (start, end) = (range.start.next_multiple_of(unit), range.end / unit * unit);
+        let allocate = |mode| {
+            let (start, len) = (start as libc::off_t, (end - start) as libc::off_t);
+            // SAFETY: a call on an open descriptor. What it changes is memory of a dead process in which nothing is dirty.
+            unsafe { libc::fallocate(self.file.as_raw_fd(), mode, start, len) }
+        };
+        if start < end {
+            if unit > PAGE as u64 {
+                // A huge page that was promised and never made stays promised.
+                allocate(0);
+            }
+            allocate(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE);
         }
     }
 

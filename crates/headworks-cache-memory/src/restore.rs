@@ -185,7 +185,7 @@ fn write_runs<'a>(
 ) -> io::Result<()> {
     let mut run: Vec<IoSlice<'a>> = Vec::with_capacity(RUN_MAX);
     let (mut first, mut next) = (0, 0);
-    for LeftBlock { block, bytes } in blocks {
+    for LeftBlock { block, bytes, .. } in blocks {
         if !run.is_empty() && (block != next || run.len() == RUN_MAX) {
             write(first * u64::from(BLOCK), &mut run)?;
             run.clear();

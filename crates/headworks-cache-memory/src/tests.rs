@@ -130,6 +130,23 @@ fn dirty_blocks_reach_image_and_shadow_beats_frame() {
     assert!(left.volumes().is_empty(), "restored once");
 }
 
+/// However far a settlement gets before its process dies, no older bytes of a block are left to be the newest.
+#[test]
+fn frame_that_a_shadow_beats_is_forgotten_when_the_file_is_opened() {
+    for [frame, shadow] in [[4, 9], [9, 4]] {
+        let process = Process::new("left-beaten");
+        process.dirty(frame, 5, 8);
+        process.fill(shadow, 9);
+        process.log().set(shadow, 1, DirtyEntry::of_shadow(VolumeId(2), 5));
+        let (left, _image) = process.die();
+        let blocks: Vec<_> = left.blocks(VolumeId(2), 1 << 20).collect();
+        assert_eq!((blocks.len(), blocks[0].bytes[0]), (1, 9));
+        left.settle_block(blocks[0].entry);
+        let again = LeftCache::open(left.file().try_clone().unwrap()).unwrap().unwrap();
+        assert!(again.volumes().is_empty(), "older bytes are dirty");
+    }
+}
+
 #[test]
 fn copy_that_was_cut_short_is_done_again() {
     let process = Process::new("left-redo");
@@ -410,7 +427,7 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
         let (memory, rows) = (memfd(), 8);
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];
         drop(CacheMemory::new(memory.try_clone().unwrap(), rows, geometry, 0).unwrap());
-        change(&Mapping::shared(&memory, 0, 1 << 16).unwrap());
+        change(&Mapping::shared(&memory, 0, 1 << 16, true).unwrap());
         LeftCache::open(memory).map(|left| left.is_some()).map_err(|error| error.to_string())
     };
     assert_eq!(file(|_| ()), Ok(true));
@@ -438,7 +455,7 @@ fn incomplete_foreign_and_damaged_files_are_told_apart() {
         let memory = memfd();
         let geometry = vec![ShardGeometry { units: UNITS, buffers: 1 << 20 }];
         drop(CacheMemory::new(memory.try_clone().unwrap(), 8, geometry, 0).unwrap());
-        let head = Mapping::shared(&memory, 0, 1 << 16).unwrap();
+        let head = Mapping::shared(&memory, 0, 1 << 16, true).unwrap();
         word(&head, at).store(u64::MAX / 2, Ordering::Relaxed);
         let error = LeftCache::open(memory).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("damaged"), "{error}");

@@ -78,6 +78,7 @@ impl OwnFile {
 
 /// The cache's memory of this server, and the files of earlier ones.
 pub(super) struct CacheStore {
+    option: String,
     place: Place,
     own: Option<OwnFile>,
     /// The memory comes from the server that this one replaces.
@@ -98,17 +99,10 @@ impl CacheStore {
         is_used: bool,
     ) -> Result<Self, ConfigError> {
         let in_use = of_predecessor.and_then(|memory| memory.path.as_deref());
-        // SAFETY: asks for a number.
-        let own = unsafe { libc::geteuid() };
-        let around = Surroundings {
-            variable: &|name| std::env::var_os(name).filter(|word| !word.is_empty()),
-            shared: shared_directories(own),
-            user: own,
-            is_used,
-        };
-        let Chosen { place, others, notes } = choose(option, &around)?;
+        let Chosen { place, others, notes } = choose_here(option, is_used)?;
         let (leftovers, is_taken_over) = (Leftovers::default(), false);
-        let mut store = Self { place, own: None, is_taken_over, leftovers, notes };
+        let option = option.to_owned();
+        let mut store = Self { option, place, own: None, is_taken_over, leftovers, notes };
         for (fd, name) in passed {
             let shown = format!("the descriptor {name} in the service manager's store");
             let forgotten = name.clone();
@@ -175,12 +169,13 @@ impl CacheStore {
         Ok(Some(StoredMemory { file: file.try_clone()?, shown, path, stored_as }))
     }
 
-    /// Removes files without any use left, once the images are open, and makes the file of this server.
+    /// Makes the file of this server, once the images are open, where there is room when dead servers have only what is needed of theirs.
     pub(super) fn create(&mut self) -> Result<Option<CacheFile>, ConfigError> {
-        self.notes.extend(self.leftovers.remove_empty());
+        self.leftovers.shrink();
         if self.is_taken_over {
             return Ok(self.own.as_ref().map(OwnFile::for_server));
         }
+        self.place = choose_here(&self.option, true)?.place;
         let required = matches!(self.place, Place::Files { required: true, .. });
         let made = match self.place.clone() {
             Place::Anonymous { .. } => return Ok(None),
@@ -235,6 +230,15 @@ impl CacheStore {
             None => own.stored_as.iter().for_each(|name| forget_descriptor(name)),
         }
     }
+}
+
+/// Chooses the place by what is there now.
+fn choose_here(option: &str, is_used: bool) -> Result<Chosen, ConfigError> {
+    // SAFETY: asks for a number.
+    let user = unsafe { libc::geteuid() };
+    let variable = |name: &str| std::env::var_os(name).filter(|word| !word.is_empty());
+    let shared = shared_directories(user);
+    choose(option, &Surroundings { variable: &variable, shared, user, is_used })
 }
 
 /// Opens a regular file of this user; none if there is no such name.

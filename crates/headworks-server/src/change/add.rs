@@ -192,6 +192,7 @@ fn serve_new(
     let suspect = image.restored.suspect;
     let (volume, mut notes) = add_volume(live, &mut lock(&live.inventory), spec, None, image)?;
     notes.extend(keep(live, volume, suspect));
+    live.shards.keeper().leftovers().remove_empty();
     let served = share_base(live, volume).and_then(|note| {
         notes.extend(note);
         let mut inventory = lock(&live.inventory);
@@ -310,7 +311,6 @@ pub(super) fn open_image(
     };
     let mut written = written;
     written.extend(leftovers.settle_strays());
-    leftovers.remove_empty();
     Ok(ImageToAdd { opened, restored, written })
 }
 

@@ -156,6 +156,7 @@ fn base_volume(
     let mut guard = lock(&live.inventory);
     let inventory = &mut *guard;
     let (volume, _) = add_volume(live, inventory, &export, Some(above.home), image)?;
+    live.shards.keeper().leftovers().remove_empty();
     let entry = inventory.volumes.get_mut(&volume.0).ok_or_else(stopping)?;
     entry.base_key = Some(key);
     let device = entry.config.device;

@@ -60,7 +60,13 @@ impl Reactor {
 
     /// Begins a pause; a shard that stops drops the order, and one with a frozen volume refuses it.
     pub(super) fn begin_pause(&mut self, mut order: PauseOrder) {
-        if !self.stop.is_running() || self.parts.restores.is_some() || self.has_pause() {
+        if !self.stop.is_running() || self.has_pause() {
+            return;
+        }
+        if self.parts.restores.is_some() {
+            let reason =
+                "what a killed server left is being restored; try again when clients are served";
+            let _ = order.answer.send(Err(reason.to_owned()));
             return;
         }
         if let Some(volume) = self.door.freezes.first() {
@@ -293,4 +299,23 @@ fn outcome(flushes: &Receiver<Status>) -> Option<Status> {
     let failed = flushes.try_iter().find(Status::is_err);
     let all = || flushes.try_recv() == Err(TryRecvError::Disconnected);
     failed.or_else(|| all().then_some(Ok(())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fairness_tests::{Harness, device_parts};
+    use super::super::restores::Restores;
+    use super::*;
+    use headworks::NullDevice;
+
+    #[test]
+    fn pause_beside_a_restore_is_refused_with_its_reason() {
+        let mut parts = device_parts(None, Box::new(NullDevice), 1 << 20, 1 << 20);
+        parts.restores = Some(Restores::new(Vec::new(), channel().0));
+        let mut harness = Harness::with(parts);
+        let ((answer, answers), (_going, end)) = (channel(), channel());
+        let (way, flush) = (PauseWay::AsItIs, Vec::new().into());
+        harness.reactor.begin_pause(PauseOrder { way, flush, begun: None, answer, end });
+        assert!(answers.try_recv().unwrap().unwrap_err().contains("is being restored"));
+    }
 }

@@ -9,6 +9,7 @@
 //! Invariants: a failure before the threads run undoes the marks, as nothing was served; later it keeps them. Until an adoption
 //! has finished nothing is written that the old process could need.
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -50,6 +51,7 @@ use crate::server::memory::{CachingShards, MemoryWatch};
 use crate::spec::cache_part::check_parts;
 use crate::successor::handover::Adoption;
 use crate::successor::keeper::Keeper;
+use crate::successor::leftovers::PendingRestore;
 use crate::successor::restoring::StartRestores;
 use headworks::house::display_size;
 use headworks_cache_memory::{CacheMemory, ShardGeometry};
@@ -154,14 +156,11 @@ impl Server {
         set.set_rules(rules.clone());
         let listeners = Arc::new(set);
         let adoption = begin_adoption(&assembly, &config, options)?;
-        let (memory, note) = cache_memory(&config, &caches, options)?;
+        let mut pending = std::mem::take(&mut assembly.pending);
+        let (memory, mut notes) = cache_memory(&config, &caches, options, &mut pending)?;
         back_caches(&mut caches, memory.as_deref());
-        let mut notes: Vec<String> = note.into_iter().collect();
-        let pending = std::mem::take(&mut assembly.pending);
         let mut restores = StartRestores::new(pending, &config, &caches)?;
         notes.append(&mut restores.notes);
-        // What was written to the images needs no memory any more.
-        options.process.leftovers.remove_empty();
         let exports = served_exports(&assembly, &config, &options.tenants);
         let volumes = kept_volumes(&assembly, &config);
         let mut keeper = Keeper::new(memory, options.process.leftovers.clone());
@@ -171,6 +170,8 @@ impl Server {
         } else {
             notes.extend(open_volumes(&keeper, &volumes));
         }
+        // What was written to the images needs no memory any more, and their marks are of this server.
+        notes.extend(options.process.leftovers.remove_empty());
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let shared = ServerShared::new(boxes, config.volumes_max(), Box::new(ended));
@@ -418,44 +419,58 @@ fn await_files(first: &FirstFiles) -> Result<(), ConfigError> {
     outcome.map_err(|why| ConfigError::new("fuse", why))
 }
 
-/// The memory of all shards in the file that the options give, or a note why it is anonymous.
+/// The memory of all shards in the file that the options give, with sentences: why it is anonymous, or what was written to the images
+/// because there is no room for it beside the memory of dead servers.
 fn cache_memory(
     config: &ShardConfig,
     caches: &[(CacheOptions, DirtyOptions)],
     options: &ServerOptions,
-) -> Result<(Option<Arc<CacheMemory>>, Option<String>), ConfigError> {
+    pending: &mut Vec<(VolumeId, PendingRestore)>,
+) -> Result<(Option<Arc<CacheMemory>>, Vec<String>), ConfigError> {
     let Some(CacheFile { file, name, required }) = &options.process.cache_file else {
-        return Ok((None, None));
+        return Ok((None, Vec::new()));
     };
     if !caches.iter().any(|(cache, _)| cache.is_on()) {
-        return Ok((None, None));
+        return Ok((None, Vec::new()));
     }
     let geometry = caches
         .iter()
         .map(|(cache, _)| ShardGeometry { units: cache.units, buffers: options.buffers });
+    let geometry: Vec<_> = geometry.collect();
     // As many again, for ids that change when a process takes over.
-    let (rows, geometry) = (2 * config.volumes_max(), geometry.collect());
+    let rows = 2 * config.volumes_max();
     // A cache of automatic size begins with what it keeps under any pressure.
     let least = options.auto_cache.map_or(0, |bounds| bounds.floor);
     let adopts = options.process.takeover.as_ref().is_some_and(|from| from.has_memory());
-    let made = file.try_clone().and_then(|file| match adopts {
-        true => CacheMemory::adopt(file, rows, geometry),
-        false => CacheMemory::new(file, rows, geometry, least),
-    });
+    let make = || {
+        file.try_clone().and_then(|file| match adopts {
+            true => CacheMemory::adopt(file, rows, geometry.clone()),
+            false => CacheMemory::new(file, rows, geometry.clone(), least),
+        })
+    };
+    let (mut made, mut notes) = (make(), Vec::new());
+    if made.as_ref().is_err_and(|error| error.kind() == ErrorKind::StorageFull) {
+        // The first start of the dead server needed no more than this one.
+        for (_, pending) in pending.drain(..) {
+            notes.push(pending.write()?);
+        }
+        options.process.leftovers.shrink();
+        made = make();
+    }
     if let (true, Err(error)) = (adopts, &made) {
         let message = format!("cannot take over the cache in {name}: {error}; restart instead");
         return Err(ConfigError::new("upgrade", message));
     }
     match made {
-        Ok(memory) => Ok((Some(Arc::new(memory)), None)),
+        Ok(memory) => Ok((Some(Arc::new(memory)), notes)),
         Err(error) if *required => {
             Err(ConfigError::new("cache-file", format!("cannot use {name}: {error}")))
         }
         Err(error) => {
             // It is not to keep what was reserved.
             let _ = file.set_len(0);
-            let note = format!("the cache is in anonymous memory: cannot use {name}: {error}");
-            Ok((None, Some(note)))
+            notes.push(format!("the cache is in anonymous memory: cannot use {name}: {error}"));
+            Ok((None, notes))
         }
     }
 }

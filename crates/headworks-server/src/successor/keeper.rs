@@ -4,6 +4,7 @@
 //! written out and closed, after the row, and after a clean stop alone. A start that fails puts the marks back as it found them.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,6 +71,7 @@ impl Keeper {
     ) -> Option<String> {
         let holds_dirty = options.mode.holds_dirty();
         let identity = origin.identity?;
+        let began = nanoseconds();
         // What a disk that is meant to lose its memory has lost is no fault, and is not restored.
         if options.read_only || origin.spec.wrappers.iter().any(Wrapper::holds_writes) {
             return None;
@@ -85,7 +87,7 @@ impl Keeper {
         let place = place_of_mark(&origin.spec.base, origin.identity);
         if holds_dirty {
             let marked = place.ok_or_else(|| "there is no state directory".to_owned());
-            let marked = marked.and_then(|place| self.mark(volume, &place, identity));
+            let marked = marked.and_then(|place| self.mark(volume, &place, identity, began));
             let cannot = |why| {
                 format!(
                     "{} cannot be marked as in use ({why}): the next start cannot tell whether this server lost writes",
@@ -94,15 +96,25 @@ impl Keeper {
             };
             return marked.err().map(cannot);
         }
-        // The mark of an earlier server has been told of; it goes with a clean stop.
+        // The mark of an earlier server has been told of; it goes with a clean stop, or now if nothing is left to be told after a death of ours.
         let marker = Marker::of(&place?);
-        if marker.found(identity).is_some() {
-            self.add(volume, marker, identity);
+        let found = marker.found(identity)?;
+        let is_written = self.memory.is_none() && self.leftovers.is_written(identity, found);
+        let path = origin.spec.base.path().filter(|_| is_written);
+        match path.is_some_and(|path| File::open(path).and_then(|file| file.sync_all()).is_ok()) {
+            true => remove_marks([marker]),
+            false => self.add(volume, marker, identity),
         }
         None
     }
 
-    fn mark(&self, volume: VolumeId, place: &Path, identity: Identity) -> Result<(), String> {
+    fn mark(
+        &self,
+        volume: VolumeId,
+        place: &Path,
+        identity: Identity,
+        began: u64,
+    ) -> Result<(), String> {
         let marker = Marker::of(place);
         // Durable already; the time of the pause is short, and the mark may belong to another user by now. One of the image that
         // was here before tells nothing of this one.
@@ -111,7 +123,14 @@ impl Keeper {
             self.add(volume, held.unwrap_or(marker), identity);
             return Ok(());
         }
-        let made = marker.make(identity).map_err(|error| error.to_string())?;
+        // Not later than the row, which vouches for it from its first moment on.
+        let made = marker.clone().make(identity, began).map_err(|error| {
+            // One that is there goes with a clean stop.
+            if marker.found(identity).is_some() {
+                self.add(volume, marker.hold(), identity);
+            }
+            error.to_string()
+        })?;
         if let Some(memory) = &self.memory {
             // The mark has the clock of the image's filesystem.
             memory.set_ahead(volume, made.clock_ahead().max(clock_ahead(place)));

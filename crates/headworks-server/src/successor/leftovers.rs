@@ -17,9 +17,12 @@
 //! its flushes succeed, and nothing is written into its directory. Recovery files of a changed image lie beside it, all others in the
 //! state directory ([`crate::successor::recovery`]).
 //!
-//! An image is restored before a client can use it. A file is removed when nothing in it is dirty any more, and its entries are
-//! cleared when their blocks are on the image or in our own dirty table; so a server that dies while it restores leaves everything to
-//! the next one, perhaps twice and then equal.
+//! An image is restored before a client can use it. An entry is cleared when its block is on the image or in our own dirty table; so a
+//! server that dies while it restores leaves everything to the next one, a few blocks perhaps twice and then equal.
+//!
+//! Rule: only what is dirty keeps memory, from the time on at which the images of a start are locked, and before memory of our own is
+//! chosen and made ([`Leftovers::shrink`]). A file is removed when nothing in it is dirty any more, and the images that it tells of have rows in our own
+//! memory and marks of ours: a death before that would leave marks without the memory that shows what they mean.
 
 use std::fmt;
 use std::fs::File;
@@ -40,7 +43,7 @@ use headworks_house::{Identity, ImageHandles, ImageWriter};
 use headworks_nbd::client::Export;
 
 use crate::exports::export_range::ExportRange;
-use crate::successor::marker::Marker;
+use crate::successor::marker::{Marker, Unclean};
 use crate::successor::recovery::{notes_of, write_to_state};
 
 /// Removes a file whose data are all on their images.
@@ -245,8 +248,8 @@ pub struct Leftovers {
     remotes: Arc<Mutex<Vec<(Identity, Export)>>>,
     /// Partitions that a server which hands over serves.
     partitions: Arc<Mutex<Vec<(Identity, u8, ExportRange)>>>,
-    /// Images whose dead server left its memory.
-    covered: Arc<Mutex<Vec<Identity>>>,
+    /// Images whose dead server left its memory, and when it was last alive.
+    covered: Arc<Mutex<Vec<(Identity, u64)>>>,
     /// Finds files of servers for an image that is opened later.
     find: Arc<OnceLock<FindFiles>>,
     /// The images of the start are open: files are looked for.
@@ -309,7 +312,10 @@ impl Leftovers {
                 let (remove, claimed) = (Box::new(remove), Vec::new());
                 let strays = Vec::new();
                 let file = LeftFile { cache, name, remove, claimed, strays, is_named };
-                self.files.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+                // Of two that have a block, the later server's has it last.
+                let at = files.partition_point(|other| other.cache.alive() <= file.cache.alive());
+                files.insert(at, file);
             }
         }
         Ok(())
@@ -348,7 +354,7 @@ impl Leftovers {
             } else {
                 let (name, path) = (&file.name, path.display());
                 let message = format!(
-                    "{name} has acknowledged writes to {path}, and a process that was killed has not given it up; start again when that is gone"
+                    "{name} has acknowledged writes to {path}, and another process has it, one that was killed and is not gone or a start that restores other images from it; start again when that is over"
                 );
                 return Err(ConfigError::new("cache-file", message));
             }
@@ -460,8 +466,8 @@ impl Leftovers {
             if its.iter().any(|row| row.suspect) {
                 done.suspect = true;
                 done.notes.push(format!(
-                    "{}: a device flush had failed when the server was killed: flushes fail until it is acknowledged (headworks ctl SOCKET \
-                     discard-failed EXPORT --yes)",
+                    "{}: flushes failed when the server was killed, after a failed device flush or a loss that a start had told of, and fail until \
+                     it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)",
                     path.display()
                 ));
             }
@@ -480,9 +486,9 @@ impl Leftovers {
                 }
             }
         }
-        if done.covered.is_some() {
+        if let Some(alive) = done.covered {
             let mut covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
-            covered.push(state.identity);
+            covered.push((state.identity, alive));
         }
         Ok(done)
     }
@@ -493,7 +499,17 @@ impl Leftovers {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
         let names = |file: &LeftFile| file.cache.rows().iter().any(|row| row.may_be_of(&image));
-        covered.contains(&image) && !files.iter().any(names)
+        covered.iter().any(|(of, _)| *of == image) && !files.iter().any(names)
+    }
+
+    /// Whether what a mark of an image tells of is all on the image, and was in the memory of its dead server.
+    pub(crate) fn is_written(&self, image: Identity, mark: Unclean) -> bool {
+        // In the order of `restore_image`.
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dirty = files.iter().flat_map(|file| file.cache.volumes());
+        covered.iter().any(|(of, alive)| *of == image && mark.is_covered(*alive))
+            && !dirty.any(|left| left.row.is_some_and(|row| row.may_be_of(&image)))
     }
 
     /// Writes data of images in whose place others are to the state directory; returns a sentence about each. To be called when
@@ -501,6 +517,12 @@ impl Leftovers {
     pub(crate) fn settle_strays(&self) -> Vec<String> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.iter_mut().flat_map(LeftFile::settle_strays).collect()
+    }
+
+    /// Gives back the memory of what is not dirty. To be called when the images of a start are open.
+    pub fn shrink(&self) {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.iter().for_each(|file| file.cache.shrink());
     }
 
     /// Removes the files that are not needed any more, and lets those go that tell of nothing that is open here; returns a sentence about
@@ -513,7 +535,8 @@ impl Leftovers {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut notes: Vec<_> = files.iter_mut().flat_map(LeftFile::settle_strays).collect();
         let mut kept = Vec::new();
-        let opened = self.covered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let opened: Vec<Identity> = covered.into_iter().map(|(image, _)| image).collect();
         for file in files.drain(..) {
             let left = file.cache.volumes();
             // Of a volume in memory nothing outlives its server.

@@ -153,8 +153,13 @@ impl Marker {
 
     /// Whether there is a mark of `image`, or one that this process may not read.
     pub fn may_tell_of(&self, image: Identity) -> bool {
+        self.found(image).is_some() || self.is_hidden()
+    }
+
+    /// Whether there is a mark that this process may not read.
+    pub fn is_hidden(&self) -> bool {
         let refused = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-        self.found(image).is_some() || read_own(&self.path, MARK_MAX).is_err_and(refused)
+        read_own(&self.path, MARK_MAX).is_err_and(refused)
     }
 
     /// Whether there is a mark, which this process may be unable to read.
@@ -163,9 +168,8 @@ impl Marker {
         self.path.symlink_metadata().is_ok()
     }
 
-    /// Makes the mark of `image`, durably; the returned one knows what was there before.
-    pub fn make(self, image: Identity) -> io::Result<Self> {
-        let now = nanoseconds();
+    /// Makes the mark of `image`, durably; the returned one knows what was there before. It says `now`, in nanoseconds since 1970.
+    pub fn make(self, image: Identity, now: u64) -> io::Result<Self> {
         let text = format!(
             "# headworks: acknowledged writes to this image may be in the memory of a server\ndirty-since {}\nboot-id {}\nimage {image}\nmade-at {now}\n",
             now / 1_000_000_000,
@@ -244,6 +248,13 @@ fn fill(file: &File, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
+/// A sentence about an image whose mark is another user's.
+pub(crate) fn hidden_note(shown: &str) -> String {
+    format!(
+        "{shown}: the mark beside it is another user's: acknowledged writes may be in the memory of a server that was killed; serve it once as that user"
+    )
+}
+
 /// A sentence about an image whose last server did not stop cleanly and left no memory.
 pub(crate) fn unclean_note(shown: &str, unclean: Unclean, refuses: bool) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -287,7 +298,7 @@ mod tests {
         let identity = of_remote.identity();
         let place = place_of_mark(&remote, Some(identity)).unwrap();
         assert!(place.starts_with(own_directory(MARKS).unwrap()));
-        let made = Marker::of(&place).make(identity).unwrap();
+        let made = Marker::of(&place).make(identity, nanoseconds()).unwrap();
         let again = place_of_mark(&remote, Some(identity)).unwrap();
         assert!(Marker::of(&again).found(identity).is_some_and(|unclean| unclean.same_boot));
         made.remove().unwrap();
@@ -300,7 +311,7 @@ mod tests {
         let marker = Marker::of(image.path());
         assert_eq!(marker.found(identity(&image)), None);
         assert!(!marker.exists());
-        let marker = marker.make(identity(&image)).unwrap();
+        let marker = marker.make(identity(&image), nanoseconds()).unwrap();
         assert!(marker.exists());
         let found = marker.found(identity(&image)).unwrap();
         assert!(found.same_boot && found.since > 1_700_000_000, "{found:?}");
@@ -315,7 +326,7 @@ mod tests {
     #[test]
     fn mark_of_a_replaced_file_is_none_of_its_successor() {
         let (image, other) = (TempFile::new("mark-replaced"), TempFile::new("mark-successor"));
-        let marker = Marker::of(image.path()).make(identity(&image)).unwrap();
+        let marker = Marker::of(image.path()).make(identity(&image), nanoseconds()).unwrap();
         std::fs::rename(other.path(), image.path()).unwrap();
         assert_eq!(marker.found(identity(&image)), None);
         // A mark of an earlier version names none.
@@ -328,7 +339,7 @@ mod tests {
     #[test]
     fn memory_covers_the_marks_of_its_server_alone() {
         let image = TempFile::new("mark-covered");
-        let marker = Marker::of(image.path()).make(identity(&image)).unwrap();
+        let marker = Marker::of(image.path()).make(identity(&image), nanoseconds()).unwrap();
         let made = marker.found(identity(&image)).unwrap();
         assert!(made.is_covered(nanoseconds()) && !made.is_covered(made.made_at - 1), "{made:?}");
         let text = std::fs::read_to_string(&marker.path).unwrap();
@@ -345,7 +356,7 @@ mod tests {
     #[test]
     fn emptied_mark_is_none() {
         let image = TempFile::new("mark-emptied");
-        let made = Marker::of(image.path()).make(identity(&image)).unwrap();
+        let made = Marker::of(image.path()).make(identity(&image), nanoseconds()).unwrap();
         // As where the directory may not be changed.
         fill(made.file.as_ref().unwrap(), &[]).unwrap();
         assert!(made.exists() && made.found(identity(&image)).is_none());
@@ -360,10 +371,10 @@ mod tests {
     fn failed_start_leaves_marks_as_they_were() {
         let image = TempFile::new("mark-undone");
         let marker = Marker::of(image.path());
-        marker.clone().make(identity(&image)).unwrap().undo().unwrap();
+        marker.clone().make(identity(&image), nanoseconds()).unwrap().undo().unwrap();
         assert!(!marker.exists(), "there was none");
         std::fs::write(&marker.path, "dirty-since 5\nboot-id of-another-boot\n").unwrap();
-        let made = marker.clone().make(identity(&image)).unwrap();
+        let made = marker.clone().make(identity(&image), nanoseconds()).unwrap();
         assert!(marker.found(identity(&image)).unwrap().same_boot);
         made.undo().unwrap();
         let unclean = Unclean { since: 5, same_boot: false, made_at: 5_000_000_000 };
@@ -391,7 +402,7 @@ mod tests {
         for plant in plants {
             plant();
             assert_eq!(marker.found(identity(&image)), None);
-            let made = marker.clone().make(identity(&image)).unwrap();
+            let made = marker.clone().make(identity(&image), nanoseconds()).unwrap();
             assert!(marker.found(identity(&image)).is_some());
             assert!(std::fs::symlink_metadata(&place).unwrap().is_file());
             made.undo().unwrap();
@@ -399,7 +410,7 @@ mod tests {
         }
         // A name for the new mark that leads elsewhere.
         symlink(precious.path(), with_suffix(&place, ".new")).unwrap();
-        marker.clone().make(identity(&image)).unwrap().remove().unwrap();
+        marker.clone().make(identity(&image), nanoseconds()).unwrap().remove().unwrap();
         assert_eq!(std::fs::read_to_string(precious.path()).unwrap(), "precious");
         std::fs::write(&place, vec![b'x'; 1 << 20]).unwrap();
         assert_eq!(marker.found(identity(&image)), None, "too long to be one");

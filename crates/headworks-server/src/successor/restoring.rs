@@ -3,7 +3,8 @@
 //! ```text
 //!   pending --fits the dirty limit of a cache whose memory outlives us--> the shards write it into their caches
 //!       `---- otherwise: written to the image before the shards start
-//!   every shard has finished --> entries of the dead servers cleared --> clients are accepted --> empty files removed
+//!   a block is in the cache --> its entry in the dead server's memory is cleared
+//!   every shard has finished --> all entries of the volumes cleared --> clients are accepted --> empty files removed
 //! ```
 
 use std::collections::BTreeMap;

@@ -77,12 +77,12 @@ impl Mapping {
     }
 
     /// Maps `len` bytes of a file in memory from `offset` on, shared with every process that maps it; aligned to huge pages, and in
-    /// huge pages where the file's filesystem allows that.
+    /// huge pages where the file's filesystem allows that. On hugetlbfs pages that the file does not have are touched only if they are reserved.
     ///
     /// # Errors
     /// When `len` is 0, the range is not inside the file or does not begin with a page of its filesystem, or the kernel has no address
     /// space, or no pages, for it.
-    pub fn shared(file: &File, offset: usize, len: usize) -> io::Result<Self> {
+    pub fn shared(file: &File, offset: usize, len: usize, reserve: bool) -> io::Result<Self> {
         let page = page_size(file)?;
         if !offset.is_multiple_of(page) {
             let message =
@@ -94,7 +94,9 @@ impl Mapping {
         // SAFETY: replaces the room, to which there is no other pointer: `mapped` is whole pages of the file's filesystem, so the kernel
         // does not replace more.
         unsafe {
-            let (target, flags) = (room.base().cast(), libc::MAP_SHARED | libc::MAP_FIXED);
+            let (target, reserve) =
+                (room.base().cast(), if reserve { 0 } else { libc::MAP_NORESERVE });
+            let flags = libc::MAP_SHARED | libc::MAP_FIXED | reserve;
             let (fd, offset) = (file.as_raw_fd(), offset as i64);
             if libc::mmap(target, mapped, READ_WRITE, flags, fd, offset) == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error());
@@ -304,7 +306,7 @@ mod tests {
         let file = unsafe { opened(fd) }.map(File::from).ok()?;
         file.set_len(bytes as u64).ok()?;
         // Where the pool has none, the kernel has no pages to map.
-        Mapping::shared(&file, 0, bytes).ok()?;
+        Mapping::shared(&file, 0, bytes, true).ok()?;
         Some(file)
     }
 
@@ -316,7 +318,7 @@ mod tests {
         };
         assert_eq!(page_size(&file).unwrap(), HUGE);
         for len in [1, PAGE, HUGE - PAGE, HUGE, HUGE + PAGE] {
-            let mapping = Mapping::shared(&file, 0, len).unwrap();
+            let mapping = Mapping::shared(&file, 0, len, true).unwrap();
             assert_eq!((mapping.len(), mapping.mapped), (len, len.next_multiple_of(HUGE)));
             let (base, mapped) = (mapping.base(), mapping.mapped);
             // SAFETY: memory of this mapping, whose byte is inside.
@@ -331,14 +333,14 @@ mod tests {
                 libc::munmap(again, mapped);
             }
         }
-        let inside = Mapping::shared(&file, PAGE, PAGE).unwrap_err().to_string();
+        let inside = Mapping::shared(&file, PAGE, PAGE, true).unwrap_err().to_string();
         assert!(inside.contains("pages of 2097152 bytes"), "{inside}");
     }
 
     #[test]
     fn part_of_a_huge_page_reads_as_zeros_after_forget() {
         let Some(file) = huge_file(HUGE) else { return };
-        let mapping = Mapping::shared(&file, 0, HUGE).unwrap();
+        let mapping = Mapping::shared(&file, 0, HUGE, true).unwrap();
         let byte = mapping.at(3 * PAGE, 1);
         // SAFETY: inside a mapping that only this test knows.
         unsafe {
@@ -355,10 +357,11 @@ mod tests {
         assert_eq!((mapping.len(), mapping.mapped, mapping.page), (5, PAGE, PAGE));
         let file = memory_file(c"pages").unwrap();
         file.set_len(3 * PAGE as u64).unwrap();
-        let mapping = Mapping::shared(&file, PAGE, PAGE + 1).unwrap();
+        let mapping = Mapping::shared(&file, PAGE, PAGE + 1, true).unwrap();
         assert_eq!((mapping.len(), mapping.mapped, mapping.page), (PAGE + 1, 2 * PAGE, PAGE));
         assert!(
-            Mapping::shared(&file, 0, 0).is_err() && Mapping::shared(&file, 0, usize::MAX).is_err()
+            Mapping::shared(&file, 0, 0, true).is_err()
+                && Mapping::shared(&file, 0, usize::MAX, true).is_err()
         );
     }
 

@@ -89,7 +89,7 @@ mod tests {
         assert!(open(MissingImage::Refuse).is_err());
         // The mark of a server that was killed.
         let marker = Marker::of(&std::fs::canonicalize(&path).unwrap());
-        let marker = marker.make(Identity::of(&path).unwrap()).unwrap();
+        let marker = marker.make(Identity::of(&path).unwrap(), 1).unwrap();
         assert_eq!(serve("PATH"), Ok(1));
         marker.remove().unwrap();
         // Other formats are not read.
@@ -107,7 +107,7 @@ mod tests {
         std::fs::write(&base, [1; 8192]).unwrap();
         headworks_images::NewOverlay::new(&base, None).unwrap().create(&overlay).unwrap();
         let marker = Marker::of(&std::fs::canonicalize(&overlay).unwrap());
-        let marker = marker.make(Identity::of(&overlay).unwrap()).unwrap();
+        let marker = marker.make(Identity::of(&overlay).unwrap(), 1).unwrap();
         let overlay = overlay.display();
         let said = serve(&overlay.to_string()).unwrap_err();
         assert!(said.contains("overlay image: overlay:path="), "{said}");

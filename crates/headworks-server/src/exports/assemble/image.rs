@@ -15,7 +15,7 @@ use super::foreign;
 use super::watched_file::WatchedFile;
 use crate::spec::{BaseDevice, ExportOptions, ModelLink, NewDisk, Rbd, RemoteLink, Spec, Wrapper};
 use crate::successor::leftovers::{Leftovers, RestoredImage};
-use crate::successor::marker::{Marker, place_of_mark, unclean_note};
+use crate::successor::marker::{Marker, hidden_note, place_of_mark, unclean_note};
 use headworks::house::display_size;
 use headworks::{Device, Direct, FileDevice, FileOptions, Image, MemDevice, NullDevice, OpenFile};
 use headworks_house::{Identity, ImageHandles, ImageWriter, SizeWatch};
@@ -509,13 +509,17 @@ impl OpenedImage {
             // The mark is that of the server which hands over.
             return Ok(restored);
         }
-        if let Some(unclean) = Marker::of(&place).found(identity)
+        let (mark, name) = (Marker::of(&place), path.map(|path| path.display().to_string()));
+        let shown = name.unwrap_or_else(|| self.what.clone());
+        if mark.is_hidden() {
+            restored.notes.push(hidden_note(&shown));
+        }
+        if let Some(unclean) = mark.found(identity)
             && !restored.covered.is_some_and(|alive| unclean.is_covered(alive))
         {
             let policy = export.share.on_unclean.unwrap_or_default();
             let refuses = policy.refuses(unclean.same_boot);
             restored.suspect |= refuses;
-            let shown = path.map_or_else(|| self.what.clone(), |path| path.display().to_string());
             restored.notes.push(unclean_note(&shown, unclean, refuses));
         }
         Ok(restored)
