@@ -854,6 +854,17 @@ def starts():
     check("and what they leave tells of no loss", not alarms, alarms)
     check("however many die while they restore, each block is left once", not twice, twice)
     check("it stops with 0", server.stop() == 0)
+    # One with other options does not look there.
+    server = Server(image, *options)
+    server.write(1, 98)
+    server.kill()
+    server = Server(image, "--cache-file", "off")
+    check("a start that does not look into the memory names it", f"its memory is {options[1]}," in server.said() and server.flush() == 5, server.said())
+    check("and does not stop well", server.stop() == 1)
+    server = Server(image, *options)
+    check("one that looks there has the writes", server.byte(1) == 98, server.said())
+    server.ctl("discard-failed", "default", "--yes")
+    check("it stops with 0", server.stop() == 0)
     # A server without memory that outlives it has written everything.
     server = Server(image, *options)
     server.write(1, 99)

@@ -11,6 +11,7 @@
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -163,7 +164,10 @@ impl Server {
         notes.append(&mut restores.notes);
         let exports = served_exports(&assembly, &config, &options.tenants);
         let volumes = kept_volumes(&assembly, &config);
-        let mut keeper = Keeper::new(memory, options.process.leftovers.clone());
+        let named = options.process.cache_file.as_ref().filter(|_| memory.is_some());
+        let memory_at = named.map(|named| PathBuf::from(&named.name));
+        let mut keeper = Keeper::new(memory, options.process.leftovers.clone())
+            .with_memory_at(memory_at.filter(|path| path.is_absolute()));
         if adoption.is_some() {
             keeper = keeper.with_marks_of_predecessor();
             keeper.hold_marks(volumes.iter().map(|(_, (origin, _))| origin));

@@ -22,6 +22,8 @@ use crate::successor::marker::{Marker, changed_at, nanoseconds, place_of_mark};
 #[derive(Debug, Default)]
 pub(crate) struct Keeper {
     memory: Option<Arc<CacheMemory>>,
+    /// Its path, if it has one.
+    memory_at: Option<PathBuf>,
     leftovers: Leftovers,
     /// Marks were made by the server that this one replaces.
     has_marks: bool,
@@ -36,6 +38,11 @@ impl Keeper {
     /// A keeper of this memory; without memory dirty data die with the process.
     pub fn new(memory: Option<Arc<CacheMemory>>, leftovers: Leftovers) -> Self {
         Self { memory, leftovers, ..Self::default() }
+    }
+
+    /// The same with the path of the memory, which marks name.
+    pub fn with_memory_at(self, memory_at: Option<PathBuf>) -> Self {
+        Self { memory_at, ..self }
     }
 
     /// The same for a server that replaces another one, whose marks it finds.
@@ -115,7 +122,7 @@ impl Keeper {
         identity: Identity,
         began: u64,
     ) -> Result<(), String> {
-        let marker = Marker::of(place);
+        let marker = Marker::of(place).with_memory(self.memory_at.clone());
         // Durable already; the time of the pause is short, and the mark may belong to another user by now. One of the image that
         // was here before tells nothing of this one.
         if self.has_marks && marker.may_tell_of(identity) {

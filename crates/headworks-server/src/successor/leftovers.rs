@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use headworks::OpenFile;
 use headworks::house::display_size;
+use headworks::house::safe_open::open_own;
 use headworks_cache_memory::{
     DeadServer, ImageState, LeftCache, LeftVolume, Verdict, VolumeRow, judge, write_image,
     write_recovery,
@@ -500,6 +501,17 @@ impl Leftovers {
         let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
         let names = |file: &LeftFile| file.cache.rows().iter().any(|row| row.may_be_of(&image));
         covered.iter().any(|(of, _)| *of == image) && !files.iter().any(names)
+    }
+
+    /// Whether a file at `place` tells of an image, and was not looked for.
+    pub(crate) fn overlooks(&self, place: &Path, image: Identity) -> bool {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if files.iter().any(|file| Path::new(&file.name) == place) {
+            return false;
+        }
+        let file = open_own(place, File::options().read(true).write(true)).ok();
+        let seen = file.and_then(|file| LeftCache::look(file).ok().flatten());
+        seen.is_some_and(|cache| cache.rows().iter().any(|row| row.may_be_of(&image)))
     }
 
     /// Whether what a mark of an image tells of is all on the image, and was in the memory of its dead server.

@@ -9,6 +9,7 @@
 //!                           boot-id 5c1b..
 //!                           image 0afe..
 //!                           made-at 1790000000123456789
+//!                           memory /run/headworks-0/headworks-cache
 //! ```
 //!
 //! What has no directory of its own has its mark in the state directory, named by the identity: a block device, a remote, an image of a cluster
@@ -74,6 +75,8 @@ pub(crate) struct Marker {
     ahead: u64,
     /// The mark that was made, open for writing.
     file: Option<Arc<File>>,
+    /// Path of the memory in which the writes are, for a mark that is made.
+    memory: Option<PathBuf>,
 }
 
 /// Nanoseconds since 1970.
@@ -122,7 +125,20 @@ impl Marker {
             done: Done::Found,
             ahead: 0,
             file: None,
+            memory: None,
         }
+    }
+
+    /// The same of a server whose memory is at a path.
+    pub fn with_memory(self, memory: Option<PathBuf>) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// Where the memory is that a mark names.
+    pub fn memory(&self) -> Option<PathBuf> {
+        let bytes = read_own(&self.path, MARK_MAX).ok()?;
+        let text = String::from_utf8(bytes).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("memory ")).map(PathBuf::from)
     }
 
     /// The mark of an image that an earlier server had at `path`, which is not opened.
@@ -175,6 +191,9 @@ impl Marker {
             now / 1_000_000_000,
             boot_id()
         );
+        let memory = self.memory.iter().map(|path| format!("memory {}\n", path.display()));
+        // A path of several lines is left out.
+        let text = text + &memory.filter(|line| line.lines().count() == 1).collect::<String>();
         let parent = self.path.parent().map(Path::to_owned);
         if own_directory(MARKS).is_ok_and(|marks| Some(marks) == parent) {
             make_directory(MARKS).map_err(io::Error::other)?;
@@ -255,14 +274,26 @@ pub(crate) fn hidden_note(shown: &str) -> String {
     )
 }
 
-/// A sentence about an image whose last server did not stop cleanly and left no memory.
-pub(crate) fn unclean_note(shown: &str, unclean: Unclean, refuses: bool) -> String {
+/// A sentence about an image whose last server did not stop cleanly and left no memory to this start.
+///
+/// `memory` is where it is, if this start did not look there.
+pub(crate) fn unclean_note(
+    shown: &str,
+    unclean: Unclean,
+    refuses: bool,
+    memory: Option<PathBuf>,
+) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let ago = now.saturating_sub(unclean.since);
-    let how = match unclean.same_boot {
-        true => "was killed, and its memory is gone",
-        false => "went down with its host",
+    let how = match (unclean.same_boot, &memory) {
+        (true, Some(path)) => format!(
+            "was killed, and its memory is {}, which this start does not look into (--cache-file)",
+            path.display()
+        ),
+        (true, None) => "was killed, and its memory is gone".to_owned(),
+        (false, _) => "went down with its host".to_owned(),
     };
+    let lost = if memory.is_some() { "may be only there" } else { "may be lost" };
     let then = match refuses {
         true => {
             "flushes fail until it is acknowledged (headworks ctl SOCKET discard-failed EXPORT --yes)"
@@ -270,7 +301,7 @@ pub(crate) fn unclean_note(shown: &str, unclean: Unclean, refuses: bool) -> Stri
         false => "a client that has survived is not told (on-unclean=refuse-flush tells it)",
     };
     format!(
-        "{shown}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed may be lost; {then}"
+        "{shown}: the last server, started {ago} s ago, {how}: acknowledged writes that were not flushed {lost}; {then}"
     )
 }
 

@@ -517,10 +517,11 @@ impl OpenedImage {
         if let Some(unclean) = mark.found(identity)
             && !restored.covered.is_some_and(|alive| unclean.is_covered(alive))
         {
+            let memory = mark.memory().filter(|place| leftovers.overlooks(place, identity));
             let policy = export.share.on_unclean.unwrap_or_default();
             let refuses = policy.refuses(unclean.same_boot);
             restored.suspect |= refuses;
-            restored.notes.push(unclean_note(&shown, unclean, refuses));
+            restored.notes.push(unclean_note(&shown, unclean, refuses, memory));
         }
         Ok(restored)
     }
