@@ -46,7 +46,9 @@ use std::time::Duration;
 
 use headworks_core::ConfigError;
 use headworks_server::config::{ConfigFile, Problems};
-use headworks_server::{Address, ExportSpec, LogLevel, Mounts, Server, ServerOptions, Takeover};
+use headworks_server::{
+    Address, Assembly, ExportSpec, LogLevel, Mounts, Server, ServerOptions, Takeover,
+};
 
 use crate::durability;
 use crate::log;
@@ -282,23 +284,8 @@ fn start(
     server_options.process.metrics = sockets.metrics.clone();
     server_options.process.log_level = Some(log_level);
     let mut exports = announced(&assembly, server_options.cache > 0);
-    for absent in &assembly.absent {
-        tracing::warn!("{}", announce::absent(absent));
-    }
-    let mut notes = effective.notes.clone();
-    notes.extend(assembly.absent.iter().map(announce::absent));
-    if let Some(warning) = &tight {
-        tracing::warn!("{warning}");
-    }
-    notes.extend(tight);
-    notes.append(&mut assembly.notes);
-    notes.extend(tls::note(&server_options.tls));
-    notes.extend(listen::exposed(&server_options));
-    notes.extend(address::unused(&effective.config, &options.listening));
-    for warning in listen::warnings(&specs, &server_options) {
-        tracing::warn!("{warning}");
-        notes.push(warning);
-    }
+    let mut notes = notes_before(effective, &mut assembly, tight);
+    notes.extend(notes_of_listening(effective, &specs, &server_options));
     let ended = signals.ended()?;
     let mut own = own_files(&server_options, private.as_ref());
     // Another process named it: only the one that made it gives it to the user.
@@ -335,20 +322,17 @@ fn start(
     let has_default = !server_options.listen.is_empty();
     let further = address::further(&server_options.listen, &server.ports());
     for export in &mut exports {
-        let uri =
-            uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.listening.ip_addr), port);
-        export.uri = tls::encrypted(uri, &server_options.tls);
-        if !has_default {
-            let mut offered = listeners.iter().flat_map(|listener| &listener.exports);
-            let first = offered.find(|(name, _)| *name == export.name);
-            export.uri = first.map(|(_, uri)| uri.clone()).unwrap_or_default();
-        }
+        let ip = tcp.unwrap_or(options.listening.ip_addr);
+        export.uri = match has_default {
+            true => {
+                tls::encrypted(uri(&export.name, unix.as_deref(), ip, port), &server_options.tls)
+            }
+            false => first_uri(&listeners, &export.name),
+        };
     }
-    let dirty_limit = {
-        let ServerOptions { dirty, auto_cache, .. } = &server_options;
-        let limit = durability::dirty_limit(server_options.dirtyable(), dirty);
-        durability::dirty_most(limit, *auto_cache, dirty, server.keeps_cache())
-    };
+    let ServerOptions { dirty, auto_cache, .. } = &server_options;
+    let dirty_limit = durability::dirty_limit(server_options.dirtyable(), dirty);
+    let dirty_limit = durability::dirty_most(dirty_limit, *auto_cache, dirty, server.keeps_cache());
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
     let stop = (options.stop_timeout > 0).then(|| Duration::from_nanos(options.stop_timeout));
     Ok(Running {
@@ -370,6 +354,39 @@ fn start(
         sockets,
         mounts,
     })
+}
+
+/// What is to be said of options, memory and images; what may hurt goes to the log too.
+fn notes_before(
+    effective: &EffectiveOptions,
+    assembly: &mut Assembly,
+    tight: Option<String>,
+) -> Vec<String> {
+    let absent: Vec<String> = assembly.absent.iter().map(announce::absent).collect();
+    absent.iter().chain(&tight).for_each(|warning| tracing::warn!("{warning}"));
+    let mut notes = effective.notes.clone();
+    notes.extend(absent.into_iter().chain(tight));
+    notes.append(&mut assembly.notes);
+    notes
+}
+
+/// The same of sockets and who may reach them.
+fn notes_of_listening(
+    effective: &EffectiveOptions,
+    specs: &[ExportSpec],
+    server_options: &ServerOptions,
+) -> Vec<String> {
+    let warnings = listen::warnings(specs, server_options);
+    warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let unused = address::unused(&effective.config, &effective.options.listening);
+    let all = tls::note(&server_options.tls).into_iter().chain(listen::exposed(server_options));
+    all.chain(unused).chain(warnings).collect()
+}
+
+/// The first listener's address of an export; none if no listener offers it.
+fn first_uri(listeners: &[listen::AnnouncedListener], name: &str) -> String {
+    let mut offered = listeners.iter().flat_map(|listener| &listener.exports);
+    offered.find(|(offered, _)| offered == name).map(|(_, uri)| uri.clone()).unwrap_or_default()
 }
 
 /// Writes the pid file when this process has replaced another one, and removes the other one's if it has another path.
