@@ -370,7 +370,7 @@ fn notes_before(
     notes
 }
 
-/// The same of sockets and who may reach them.
+/// What is to be said of listening sockets, and of the clients that can reach them; warnings go to the log too.
 fn notes_of_listening(
     effective: &EffectiveOptions,
     specs: &[ExportSpec],
