@@ -2,6 +2,9 @@
 
 use crate::options::QueueOptions;
 
+/// The part of a disk that a kill leaves old or new: no request is cut within one.
+pub(crate) const GRAIN: u32 = 4096;
+
 /// The device's limits on one data request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
@@ -43,6 +46,11 @@ impl RequestLimits {
         round_to_block(largest, block)
     }
 
+    /// Returns the bytes of the next piece of a bio, of which `left` bytes at `at` are not in one yet.
+    pub(crate) fn piece_at(&self, at: u64, left: u32, block: u32) -> u32 {
+        cut(at, left, self.piece(block), GRAIN)
+    }
+
     /// Whether a request of `bytes` in `segments` is within the limits.
     pub(crate) fn admit(&self, bytes: u64, segments: u32) -> bool {
         bytes <= u64::from(self.max_bytes) && segments <= u32::from(self.max_segments)
@@ -54,4 +62,17 @@ impl RequestLimits {
 pub(crate) fn round_to_block(limit: u32, block: u32) -> u32 {
     debug_assert!(block.is_power_of_two(), "steps are rounded by a mask");
     (limit & !(block - 1)).max(block)
+}
+
+/// Returns how many of `left` bytes at `at` go into a command that takes at most `most`, some blocks. What is cut is cut at a multiple of
+/// `grain` of the disk where that is in reach: a kill between two commands leaves each grain old or new.
+#[inline]
+pub(crate) fn cut(at: u64, left: u32, most: u32, grain: u32) -> u32 {
+    debug_assert!(grain.is_power_of_two(), "ends are rounded by a mask");
+    let over = (at + u64::from(most)) as u32 & (grain - 1);
+    match left <= most {
+        true => left,
+        false if over < most => most - over,
+        false => most,
+    }
 }

@@ -379,7 +379,8 @@ impl Queue {
             }
             return;
         }
-        let len = (from.len - from.done).min(self.limits.current().piece(self.block_size(from)));
+        let (at, left) = (from.offset + u64::from(from.done), from.len - from.done);
+        let len = self.limits.current().piece_at(at, left, self.block_size(from));
         let segments = self.limits.device().segments(len);
         let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
         let piece = RequestStart::of_piece(&pools.slots[parent], parent, len, segments);

@@ -36,7 +36,7 @@ use crate::extent::EXTENTS_BYTES;
 use crate::input::{Completion, ReplyStage, RequestId};
 use crate::pools::{Pools, answer};
 use crate::request::{BioChain, Bios, Request, RequestStart, RequestState, SlotId, Slots};
-use crate::request_limits::{RequestLimits, round_to_block};
+use crate::request_limits::{GRAIN, RequestLimits, cut, round_to_block};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -125,16 +125,16 @@ impl Queue {
         match request.op {
             Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
                 let step = round_to_block(self.limits.device().max_bytes, self.block_size(request));
-                (Op::Write, at, left.min(step))
+                (Op::Write, at, cut(at, left, step, GRAIN))
             }
             Op::Discard => {
                 let granule = self.block_size(request).max(self.options.discard_granularity);
                 let step = round_to_block(self.options.discard_max_bytes, granule);
-                (request.op, at, left.min(step))
+                (request.op, at, cut(at, left, step, granule.max(GRAIN)))
             }
             Op::WriteZeroes => {
                 let step = round_to_block(self.options.discard_max_bytes, self.block_size(request));
-                (request.op, at, left.min(step))
+                (request.op, at, cut(at, left, step, GRAIN))
             }
             op => (op, at, left),
         }

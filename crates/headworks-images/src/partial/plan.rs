@@ -9,6 +9,9 @@ use headworks::driver::Span;
 /// Addresses of memory that direct I/O takes are multiples of a block, but of no more than this: pools give pages.
 const MEMORY_ALIGN: u64 = 4096;
 
+/// The part of a disk that a kill between two rounds leaves old or new, but for the ends of a command.
+const GRAIN: u64 = 4096;
+
 /// The blocks of a volume, which takes ranges that begin and end at multiples of one. A volume that ends within its last block has all of
 /// it: bytes beyond its end are written back as they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +103,10 @@ impl WholeBlocks {
         let (start, around) = self.around(command);
         let has_buffer = command.spans > 0;
         match command.op {
-            Op::Read => self.copied(command, start, end.min(start + chunk), false),
-            Op::Write if has_buffer => self.copied(command, start, end.min(start + chunk), true),
+            Op::Read => self.copied(command, start, end.min(self.reach(start, chunk)), false),
+            Op::Write if has_buffer => {
+                self.copied(command, start, end.min(self.reach(start, chunk)), true)
+            }
             Op::Write | Op::WriteZeroes => self.zeroed(command, (start, end)),
             Op::Discard => {
                 let inner = (self.up(command.offset), self.down(end));
@@ -115,6 +120,12 @@ impl WholeBlocks {
                 Plan { len: command.len, ..self.passed(start, around) }
             }
         }
+    }
+
+    /// Where a round ends that begins at `start`: at a multiple of [`GRAIN`] of the disk, if the buffer reaches one.
+    fn reach(&self, start: u64, chunk: u64) -> u64 {
+        let (end, whole) = (start + chunk, (start + chunk) & !(GRAIN - 1));
+        if whole > start + self.block { whole } else { end }
     }
 
     /// Zeros: a part of the first block, or all blocks that are whole, or a part of the last one.
