@@ -47,7 +47,8 @@ stop_server
 
 # An image that is deleted underneath: it is served on, and everything says so.
 truncate -s 16M "$IMAGES/gone.img"
-serve --control "$CONTROL" --cache 16M "gone=$IMAGES/gone.img" "base=$IMAGES/base.img"
+serve --control "$CONTROL" --cache 16M --metrics 127.0.0.1:0 "gone=$IMAGES/gone.img" "base=$IMAGES/base.img"
+METRICS=$(sed -n 's/^metrics: //p' "$OUT")
 GONE="nbd+unix:///gone?socket=$SOCKET"
 rm "$IMAGES/gone.img"
 check "a deleted image is seen at once" says_like '^gone +16 MiB .* deleted$' exports
@@ -57,6 +58,8 @@ check "it is served on" nbdcopy --synchronous "$GONE" null:
 told() { nbdinfo --size "$GONE"; grep -q 'export gone: its image was deleted; it is served until' "$LOG"; }
 check "the log tells it while there are requests" wait_until 20 told
 check "once" test "$(grep -c 'export gone: its image was deleted; it is served' "$LOG")" -eq 1
+check "why names it, and not the export that serves" says_like '^gone: its image was deleted; its data are lost when it is closed' why
+check "metrics, too" sh -c 'curl -s "$1" | grep -q "^headworks_export_state{export=\"gone\",state=\"deleted\"} 1"' - "$METRICS"
 stop_server
 check "and a stop what is lost" grep -q 'export gone: its image was deleted; what was written to it is lost' "$LOG"
 # A start looks at an image and changes nothing of it, so backups by time do not copy it.

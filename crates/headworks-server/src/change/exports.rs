@@ -10,7 +10,7 @@ use super::LiveChanges;
 use super::held_up::silences;
 use crate::control::in_flight::{InFlight, InFlightExports};
 use crate::control::inventory::VolumeEntry;
-use crate::control::queries::NodeCounts;
+use crate::control::queries::{DELETED, NodeCounts};
 use crate::control::tree::{ExportNode, device_name, lock};
 use crate::exports::assemble::{AbsentExport, shown_name};
 use crate::reactor::messages::command::ExportReport;
@@ -18,9 +18,6 @@ use crate::reactor::messages::query::ControlQuery;
 use crate::spec::ModelLink;
 use headworks_control::{RpcFault, answers};
 use headworks_core::limits::LimitTarget;
-
-/// Reason of the state `deleted`.
-const DELETED: &str = "its image was deleted; its data are lost when it is closed";
 
 /// A latency target in a report; null for none.
 pub(super) fn some_target(target_us: u32) -> Option<u32> {

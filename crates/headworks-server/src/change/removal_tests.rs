@@ -75,17 +75,10 @@ fn shard(
     mut exports: Vec<ExportId>,
 ) {
     let report = |export: &ExportId| ExportReport {
-        unused: 0,
         export: *export,
-        clients: 0,
         size: Some(1 << 20),
         volume_size: Some(1 << 20),
-        dirty: 0,
-        failed: 0,
-        stuck: false,
-        suspect: false,
-        frozen: false,
-        refuses: false,
+        ..ExportReport::default()
     };
     for mail in mails {
         match mail {

@@ -16,7 +16,7 @@ use headworks_core::{ExportId, Instant, ShardId};
 
 use super::blame::{Blame, Holder, Resource};
 use super::in_flight::InFlightExports;
-use super::queries::{ExportFacts, Queries};
+use super::queries::{DELETED, ExportFacts, Queries};
 use super::tree::{ExportNode, Tree, device_name};
 use super::verdict::{SLOW_NS, Verdict};
 use super::why::{BufferWait, PlaceWait, Slowness, WhySnapshot, requests, size, why};
@@ -120,7 +120,8 @@ impl Queries {
         filter: SlowFilter,
     ) -> Result<Option<&'a ExportNode>, RpcFault> {
         let facts = self.export_facts(tree)?;
-        let is_bad = |facts: &ExportFacts| facts.stuck || facts.suspect || facts.held > 0;
+        let is_bad =
+            |facts: &ExportFacts| facts.stuck || facts.suspect || facts.held > 0 || facts.deleted;
         let bad = facts.iter().find(|(_, facts)| is_bad(facts)).map(|(export, _)| *export);
         let recent = filter.seconds.saturating_mul(1_000_000_000);
         let errors = self.last_errors()?;
@@ -142,6 +143,9 @@ impl Queries {
         }
         if facts.suspect {
             all.push(format!("it is suspect: a flush failed, so acknowledged data may be lost, and flushes fail until `ctl discard-failed {name}`"));
+        }
+        if facts.deleted {
+            all.push(DELETED.to_owned());
         }
         if facts.frozen {
             all.push(format!("it is frozen: what changes its image waits until `ctl thaw {name}`"));

@@ -57,6 +57,9 @@ impl NodeCounts {
     }
 }
 
+/// Reason of the state `deleted`.
+pub const DELETED: &str = "its image was deleted; its data are lost when it is closed";
+
 /// State and data of an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportFacts {
@@ -76,6 +79,8 @@ pub struct ExportFacts {
     pub frozen: bool,
     /// It refuses new clients.
     pub refuses: bool,
+    /// Its image was deleted while it is served.
+    pub deleted: bool,
 }
 
 impl ExportFacts {
@@ -84,6 +89,7 @@ impl ExportFacts {
         match self {
             Self { stuck: true, .. } => "stuck",
             Self { suspect: true, .. } => "suspect",
+            Self { deleted: true, .. } => "deleted",
             Self { frozen: true, .. } => "frozen",
             Self { refuses: true, .. } => "refusing",
             _ => "serving",
@@ -297,6 +303,7 @@ impl Queries {
             facts.stuck |= report.stuck;
             facts.frozen |= report.frozen;
             facts.refuses |= report.refuses;
+            facts.deleted |= report.deleted;
         }
         let exports: Arc<[ExportId]> = tree.exports.iter().map(|entry| entry.id).collect();
         let blocks = self.shards.ask_all(|answer| {

@@ -198,6 +198,7 @@ impl Reactor {
                     && shard.device_state(export.binding.device) == Some(DeviceState::Stuck),
                 frozen: self.door.freezes.holds(volume),
                 refuses: self.door.exports.refuses(export.binding.export),
+                deleted: self.parts.finds_deleted(volume),
             }
         };
         self.door.exports.all().map(report).collect()

@@ -64,6 +64,15 @@ impl ReactorParts {
         self.driver.shard().room().saturating_sub(kept.saturating_add(wanted))
     }
 
+    /// Whether the image of a volume was found without a name; the next question hears of one that loses it now.
+    pub(super) fn finds_deleted(&self, volume: VolumeId) -> bool {
+        let file = self.files.iter().find(|file| file.volume == volume);
+        file.is_some_and(|file| {
+            file.ask(&self.watcher);
+            file.is_deleted()
+        })
+    }
+
     /// Whether no device has a command, not even one that timed out: it uses memory, and the number of a descriptor, that end with the
     /// shard.
     pub(super) fn devices_are_idle(&self) -> bool {

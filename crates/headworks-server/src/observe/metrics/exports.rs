@@ -14,7 +14,8 @@ use crate::spec::tenant::TenantName;
 use headworks_control::RpcFault;
 
 /// The states of an export, one of which is 1.
-const STATES: [&str; 6] = ["serving", "refusing", "suspect", "stuck", "frozen", "absent"];
+const STATES: [&str; 7] =
+    ["serving", "refusing", "suspect", "stuck", "frozen", "deleted", "absent"];
 
 /// Adds the state and the data of each export, its errors, and what it has used of its device.
 pub fn put_exports(

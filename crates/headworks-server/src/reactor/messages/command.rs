@@ -216,6 +216,8 @@ pub struct ExportReport {
     pub frozen: bool,
     /// Whether it refuses new clients.
     pub refuses: bool,
+    /// Whether its image has no name any more, as the shard of its device found last.
+    pub deleted: bool,
 }
 
 impl ExportReport {
@@ -231,6 +233,7 @@ impl ExportReport {
         self.stuck |= other.stuck;
         self.frozen |= other.frozen;
         self.refuses |= other.refuses;
+        self.deleted |= other.deleted;
     }
 }
 
@@ -253,6 +256,7 @@ mod tests {
             stuck: true,
             frozen: true,
             refuses: true,
+            deleted: true,
             ..none
         };
         let sum = ExportReport { clients: 3, dirty: 15, ..home };
