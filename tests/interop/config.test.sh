@@ -58,6 +58,13 @@ wrong() { # CODE TEXT WORDS...
 check "all that is wrong in the words at once, with 2" wrong 2 \
     '[server]\ncahce = 1\nport = "x"\n[[export]]\nname = "a"\nmem.sise = 1\n' \
     "2:1: server has no \`cahce\`; the nearest is \`cache\`" "3:1: port: \`x\`" "6:5: mem has no \`sise\`"
+one_too_many() { # each section of three lines
+    printf '[[export]]\nname = "e%s"\nnull.size = "1M"\n' {0..1024} >"$DIR/wrong.toml"
+    "$HEADWORKS" check "$DIR/wrong.toml" 2>&1 | cut -c 1-200 >"$DIR/said"
+    cat "$DIR/said"
+    [ "$(grep -c 'e1024. is one too many' "$DIR/said")" -eq 1 ] && grep -q 'wrong.toml:307[45]:.*e1024' "$DIR/said"
+}
+check "one export too many is told once, with its line" one_too_many
 hidden='[[export]]\nname = "a"\nweight = 0\nioprio = "best"\nfile = { path = "/no/dir/x.img", size = "1G" }\n'
 check "wrong options of an export do not hide that its directory is missing" wrong 2 "[server]\nstrict = true\n$hidden" \
     "5:1: export a: weight: \`0\`" "6:1: export a: ioprio: " "4:8: export a: cannot create /no/dir/x.img: no such directory: /no/dir"

@@ -133,7 +133,10 @@ fn report_with_images(
     let (assembly, refused) = Assembly::inspect(specs, missing);
     problems.0.extend(path_errors(config));
     let of_image = |(index, error)| problem_of(config, specs, (Some(index), error));
-    problems.0.extend(refused.into_iter().map(of_image));
+    let found: Vec<Problem> = refused.into_iter().map(of_image).collect();
+    // What the options alone show is found without a position, too.
+    problems.0.retain(|known| !found.iter().any(|one| known.what.ends_with(&one.what)));
+    problems.0.extend(found);
     problems.0.sort();
     problems.0.dedup();
     let code = report_error_as(options, &OptionError::Invalid(problems));

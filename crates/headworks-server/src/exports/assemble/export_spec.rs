@@ -121,18 +121,23 @@ fn is_meant_as_name(word: &str, spec: &str) -> bool {
 /// # Errors
 /// A size is missing or 0, or a name occurs twice.
 pub fn check_exports(exports: &[ExportSpec]) -> Result<(), ConfigError> {
+    check_each(exports).map_err(|(_, error)| error)
+}
+
+/// As [`check_exports`]; an error comes with the index of its export.
+pub(super) fn check_each(exports: &[ExportSpec]) -> Result<(), (usize, ConfigError)> {
     if let Some(export) = exports.get(EXPORTS_MAX) {
         let name = shown_name(&export.name);
         let message =
             format!("export `{name}` is one too many: a server has at most {EXPORTS_MAX} exports");
-        return Err(ConfigError::new("export", message));
+        return Err((EXPORTS_MAX, ConfigError::new("export", message)));
     }
     for (index, export) in exports.iter().enumerate() {
-        export.check()?;
+        export.check().map_err(|error| (index, error))?;
         let name = shown_name(&export.name);
         let twin = exports[..index].iter().find(|other| shown_name(&other.name) == name);
         if let Some(twin) = twin {
-            return Err(ConfigError::new("export", twins(&twin.name, &export.name)));
+            return Err((index, ConfigError::new("export", twins(&twin.name, &export.name))));
         }
     }
     Ok(())

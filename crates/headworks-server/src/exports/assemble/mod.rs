@@ -35,6 +35,7 @@ use range::Table;
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
 pub(crate) use export_spec::EXPORTS_MAX;
+use export_spec::check_each;
 pub(crate) use export_spec::shown_name;
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub use tenant_spec::TenantSpec;
@@ -177,8 +178,8 @@ impl Assembly {
         within: Option<Duration>,
     ) -> (Self, Vec<(usize, ConfigError)>) {
         let (mut refused, mut late) = (Vec::new(), Vec::new());
-        if let Err(error) = check_exports(exports) {
-            return (builder.finish(), vec![(0, error)]);
+        if let Err(wrong) = check_each(exports) {
+            return (builder.finish(), vec![wrong]);
         }
         let write = |export: &ExportSpec| wants_write(exports, export);
         let mut opening = match builder.opening {
