@@ -45,6 +45,9 @@ check "a value out of range" fails 1 '1 to 10000.*EINVAL' set tenants/acme/weigh
 check "a tenant with exports stays" fails 1 'has exports, such as logs.*EBUSY' remove-tenant globex
 check "add one" says "initech: added" add-tenant initech,weight=7
 check "not twice" fails 1 'EEXIST' add-tenant initech
+check "one without words" says "plain: added" add-tenant plain
+check "which diff shows with its weight" says_like '^tenants/plain: weight=100, configured none$' diff
+check "and it goes again" says "plain: removed" remove-tenant plain
 check "move an export" says "exports/free/tenant = initech" set exports/free/tenant initech
 check "an unknown one" fails 1 'the nearest is .initech.*ENOENT' set exports/free/tenant initec
 check "the table" has_row '^initech +7 '

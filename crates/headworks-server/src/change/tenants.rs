@@ -22,7 +22,7 @@ use crate::reactor::messages::command::ExportReport;
 use crate::reactor::messages::query::LatencyReport;
 use crate::spec::limit_words::{NO_LIMIT, limit_word, limit_words};
 use crate::spec::option_table::{OptionTable, word};
-use crate::spec::tenant::{TenantName, TenantOption};
+use crate::spec::tenant::{TenantName, TenantOption, TenantOptions};
 use headworks_control::{RpcFault, answers};
 use headworks_core::limits::LimitTarget;
 
@@ -225,6 +225,16 @@ pub fn forget_tenants(live: &LiveChanges) -> TenantReport {
     report
 }
 
+/// What a tenant is, as `add-tenant` takes it behind the name: its weight, if nothing else is said.
+fn words(options: &TenantOptions) -> String {
+    let words = TenantOption::words(options);
+    let words: Vec<String> = words.iter().map(|(key, word)| format!("{key}={word}")).collect();
+    match words.is_empty() {
+        true => format!("weight={}", options.weight),
+        false => words.join(","),
+    }
+}
+
 /// Adds the tenants to what `diff` finds.
 pub(super) fn diff_tenants(
     live: &LiveChanges,
@@ -239,10 +249,7 @@ pub(super) fn diff_tenants(
         let is_added = spec.source == ExportSource::Control;
         let mut changed = Vec::new();
         if is_added {
-            let words = TenantOption::words(now);
-            let words: Vec<String> =
-                words.iter().map(|(key, word)| format!("{key}={word}")).collect();
-            found(&format!("tenants/{name}"), Value::Null, words.join(",").into());
+            found(&format!("tenants/{name}"), Value::Null, words(now).into());
         } else {
             for option in TenantOption::ALL {
                 for (key, old, new) in option.differences(&spec.options, now) {
@@ -280,10 +287,7 @@ pub(super) fn diff_tenants(
     }
     for gone in lock(&live.configured_tenants).iter() {
         if there.find(gone.name.as_str()).is_none() {
-            let words = gone.options.words();
-            let words: Vec<String> =
-                words.iter().map(|(key, word)| format!("{key}={word}")).collect();
-            found(&format!("tenants/{}", gone.name), words.join(",").into(), Value::Null);
+            found(&format!("tenants/{}", gone.name), words(&gone.options).into(), Value::Null);
             match reader.takes(gone.source) {
                 true => {
                     let name = gone.name.as_str();
@@ -299,6 +303,14 @@ pub(super) fn diff_tenants(
 mod tests {
     use super::*;
     use std::cell::Cell;
+
+    #[test]
+    fn what_a_tenant_is_has_words() {
+        let mut options = TenantOptions::default();
+        assert_eq!(words(&options), "weight=100");
+        options.weight = 7;
+        assert_eq!(words(&options), "weight=7");
+    }
 
     #[test]
     fn each_export_is_visited_once_however_many_tenants_there_are() {
