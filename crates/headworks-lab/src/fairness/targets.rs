@@ -2,8 +2,8 @@
 //!
 //! One reader of 4 KiB, whose target is a multiple of its p99 alone, beside seven connections with 128 requests of 1 MiB each. With
 //! `hw_depth=auto`, the default, and with `fixed`, where nothing else limits the bulk: then hundreds of MiB are in the device at the
-//! start. Counting begins 2 s after the start and lasts 20 s; on the disk, of which a reader asks twice a second, 200 and 1000 s. Goals: at
-//! most 2 % of the reads miss the target, and the bulk keeps 0.95 of its bytes alone, where the target is at least 2.5 times the p99
+//! start. Counting begins 2 s after the start and lasts 20 s; on the disk, of which a reader asks twice a second, it begins after 200 s and
+//! lasts 1000 s. Goals: at most 2 % of the reads miss the target, and the bulk keeps 0.95 of its bytes alone, where the target is at least 2.5 times the p99
 //! alone.
 //!
 //! **What a drive leaves.** A disk orders the commands that it has and knows no targets. The reader runs beside one connection whose
