@@ -85,6 +85,10 @@ explored_again() {
 check "a record explored again with eight jobs says the same" explored_again
 head -c $(($(stat -c %s "$DIR/crash.hwrec") - 7)) "$DIR/crash.hwrec" >"$DIR/cut.hwrec"
 check "a record cut short is explored as far as it goes" crashtest --again "$DIR/cut.hwrec" --check 'read x || exit 0; [ -e $dir/config ]' --cuts 5 --model journal
+ran="touch '$DIR/ran'; echo a >\$dir/a; sync \$dir/a; echo ok"
+check "no model is heard of before the program runs" cannot_run 'model: `nope` is no model' --run "$ran" --check 'cat $dir/a' --model nope
+check "and so is a place where no report can be written" cannot_run "junit: no such directory: $DIR/no" --run "$ran" --check 'cat $dir/a' --junit "$DIR/no/x"
+check "it has not run" test ! -e "$DIR/ran"
 check "what is no record is refused" cannot_run 'this is no record of a crash test' --again "$DIR/err"
 
 # SQLite as Python has it. Its default, FULL, does not sync the directory of its journal.

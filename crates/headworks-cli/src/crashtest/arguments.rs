@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::TypedValueParser;
-use headworks_crash::{Record, State};
+use headworks_crash::{Model, Record, State};
 
 use headworks_server::{parse_size, parse_time};
 
@@ -66,8 +66,8 @@ pub struct CrashtestArgs {
 #[command(next_help_heading = "Files: --run names $dir")]
 pub struct FilesArgs {
     /// What a file system may lose: journal (ext4, XFS), log-tree (btrfs, f2fs), any (what POSIX allows); default: each, and any alone is no failure
-    #[arg(long, value_name = "MODEL", value_parser = MODELS)]
-    pub model: Option<String>,
+    #[arg(long, value_name = "MODEL", value_parser = MODELS.try_map(|word| word.parse::<Model>()))]
+    pub model: Option<Model>,
     /// Fail also for what POSIX alone allows
     #[arg(long)]
     pub strict: bool,
@@ -167,6 +167,13 @@ impl CrashtestArgs {
         };
         let found = wrong.iter().find(|(_, given)| *given);
         found.map(|(name, _)| format!("--{name} is {hint}"))
+    }
+
+    /// A report that could not be written when the test has ended.
+    pub fn homeless(&self) -> Option<String> {
+        let path = std::path::absolute(self.junit.as_ref()?).ok()?;
+        let folder = path.parent().filter(|folder| !folder.is_dir())?;
+        Some(format!("junit: no such directory: {}", folder.display()))
     }
 
     /// Bytes of a disk of zeros.

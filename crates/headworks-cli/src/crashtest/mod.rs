@@ -18,7 +18,7 @@ const BROKEN: u8 = 1;
 
 /// Runs the command with its arguments.
 pub fn run(options: &CrashtestArgs) -> ExitCode {
-    let tested = match options.misplaced() {
+    let tested = match options.misplaced().or_else(|| options.homeless()) {
         Some(wrong) => Err(wrong),
         None => match child::heed_signals() {
             Ok(()) => files::test(options),

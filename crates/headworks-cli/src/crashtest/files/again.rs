@@ -25,7 +25,7 @@ pub fn state(
     check: &str,
     word: &StateWord,
 ) -> Result<bool, String> {
-    let model = options.files.model.as_deref().map_or(Ok(Model::Journal), str::parse)?;
+    let model = options.files.model.unwrap_or(Model::Journal);
     let mut walk = Walk::new(record, model, options.block(record));
     walk.go(word.state.place);
     let there = walk.place() == word.state.place;

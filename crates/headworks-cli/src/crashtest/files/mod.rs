@@ -81,8 +81,8 @@ fn tested(options: &CrashtestArgs, place: &Workplace, began: Instant) -> Result<
         print_line!("{described}");
     }
     test_the_check(options, place, &record, check)?;
-    let models = match &options.files.model {
-        Some(model) => vec![model.parse()?],
+    let models = match options.files.model {
+        Some(model) => vec![model],
         // A disk has no names: every model loses the same of it.
         None if record.image().is_some() => vec![Model::Journal],
         None => Model::ALL.to_vec(),
