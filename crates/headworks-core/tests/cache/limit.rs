@@ -146,6 +146,14 @@ fn answer(harness: &mut Harness, had: bool) {
     harness.control(Control::CacheMemory { first, units, had });
 }
 
+/// Has the memory of all ranges that are prepared.
+fn answer_new(harness: &mut Harness) {
+    while !harness.prepared.is_empty() {
+        answer(harness, true);
+        harness.prepared.remove(0);
+    }
+}
+
 #[test]
 fn operation_without_a_frame_continues_when_memory_is_had() {
     let mut harness = partly_backed();
@@ -185,6 +193,29 @@ fn nothing_is_evicted_while_memory_is_asked_for() {
     harness.control(Control::Freeze { on: true });
     harness.settle(Ok(()));
     assert_eq!(harness.answers.len(), 9);
+    harness.shard.check_cache();
+}
+
+#[test]
+fn frames_that_the_old_shard_got_meanwhile_are_adopted_and_the_next_are_asked_for() {
+    let mut harness = partly_backed();
+    for at in 0..9 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+        answer_new(&mut harness);
+    }
+    harness.settle(Ok(()));
+    assert_eq!(harness.answers.len(), 9);
+    // The new process has reserved what the old one had when it started, and 4 MiB.
+    harness.hand_over(|config| config.cache.backed = 2048, Some).unwrap();
+    assert_eq!(hits(&mut harness, 0..2304), 2304);
+    for at in 9..14 {
+        harness.send(1, Op::Read, at * MIB, MIB);
+    }
+    harness.settle(Ok(()));
+    assert!(harness.prepared.iter().all(|(at, _)| *at >= 9 * MIB), "{:?}", harness.prepared);
+    answer_new(&mut harness);
+    harness.settle(Ok(()));
+    assert_eq!(harness.answers.len(), 9 + 2304 + 5);
     harness.shard.check_cache();
 }
 

@@ -48,13 +48,15 @@ impl Pool {
     /// Takes a reserve of shadow frames again.
     pub fn reserve_shadows(&mut self) {
         assert!(self.shadows.units() == 0, "there is one reserve");
-        self.grow_to(self.room().min(self.units() + SHADOWS_MAX));
+        self.grow_to(self.limit.tables_max().min(self.units() + SHADOWS_MAX));
         self.shadows = ShadowFrames::new(&mut self.frames, self.limit.room());
     }
 
     /// Makes a folio of free frames, youngest on its eviction list; returns the number of its dirty blocks.
     pub fn adopt(&mut self, adopted: &AdoptedFolio, states: &[u8]) -> u32 {
         let AdoptedFolio { unit, order, key, export, main, freq, unused } = *adopted;
+        // It may have grown beyond what had memory when this process started.
+        self.limit.on_adopted(unit + (1 << order));
         self.grow_to(self.units().max(unit + (1 << order)));
         assert!(self.frames.take_at(unit, order), "the frames of a folio that is adopted are free");
         self.folios.begin(unit, key, order);

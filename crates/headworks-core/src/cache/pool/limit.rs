@@ -102,6 +102,12 @@ impl Limit {
         self.most = self.set.min(has.max(self.least()));
     }
 
+    /// Notes that the first `units` have memory, as another process has used them since this pool was made.
+    pub fn on_adopted(&mut self, units: u32) {
+        self.backed = self.backed.map(|backed| backed.max(units));
+        self.prepared = self.prepared.max(self.backed.unwrap_or(0));
+    }
+
     /// Takes an answer for frames whose memory was asked for: they have it, or there is none at present.
     pub fn on_memory(&mut self, frames: &mut Buddy, first: u32, units: u32, had: bool) {
         let Some(backed) = &mut self.backed else { return };
