@@ -11,7 +11,8 @@
 //! equation in six unknowns: four bases and two costs of a byte. They are solved as they come by a Kalman filter whose state
 //! walks at random: a mix that says nothing about one unknown leaves it where it was, an unusual mix says much, and what was
 //! learned longest ago counts least. An error within the noise teaches nothing, so a steady mix cannot drift away. Several
-//! surprises in a row mean that the device has changed: then the certainty is given up.
+//! surprises in a row mean that the device has changed, and many errors of one sign that the model is wrong, however small they are: then
+//! the certainty is given up. Without the second a base at its lower bound, whose walk is a part of it, never left it.
 //!
 //! A drive that acknowledges writes from a cache misleads in one way: a large write waits until the cache has room for it, while
 //! small ones that were acknowledged long ago are written, so it seems to cost their time; charged so, large writes come seldom,
@@ -20,6 +21,8 @@
 //! - The byte of a device that seeks is believed to cost what disks' bytes cost: errors are its seeks' before its bytes'.
 //! - Errors of such a device that scatter are noise, as large as they scatter: the drive works off at one time what it
 //!   acknowledged at another. Errors that agree with each other are not.
+//! - What windows do not tell apart drifts: a seek's time becomes that of the bytes beside it. While the device may seek, a written byte
+//!   that seems to cost more than a disk's is drawn back to that, so far as the windows allow. Reads end when they are done.
 //! - Parts of an unfinished command are no equation: a window has several whole ones.
 //!
 //! Only windows in which requests waited all the time are used: a device that is not busy shows its latency, not its cost.
@@ -42,8 +45,8 @@ const BYTE_DEVIATION: f64 = 10.0;
 /// The same for a device that seeks. 3 ns: disks read and write at 70 to 300 MB/s.
 const BYTE_DEVIATION_SEEKS: f64 = 3.0;
 
-/// Most that a byte of a device is supposed to cost when it turns out to seek: that of 125 MB/s.
-const BYTE_DISK_NS: f64 = 8.0;
+/// What a byte of a device is supposed to cost when it turns out to seek: that of 200 to 125 MB/s.
+const BYTE_DISK_NS: (f64, f64) = (5.0, 8.0);
 
 /// Random reads whose cost tells whether a device seeks. 64: a disk does fewer while its empty cache takes writes at once, which
 /// looks like a device without seeks.
@@ -84,6 +87,9 @@ const SURPRISE_SCATTER: f64 = 1.25;
 
 /// Surprises in a row that mean a changed device.
 const SURPRISES: u32 = 4;
+
+/// Windows in a row with errors of one sign that mean a wrong model, however small they are: one sign so often by chance is 1 of 2000.
+const ONE_SIDED: u32 = 12;
 
 /// Relative random walk of an unknown in a window that teaches: a tenth of it in a hundred windows.
 const WALK: f64 = 0.01;
@@ -130,6 +136,8 @@ pub struct CostLearner {
     /// Mean square of their distance from it.
     scatter: f64,
     surprises: u32,
+    /// Windows in a row whose errors were of one sign; negative if the model expected more.
+    one_sided: i32,
     /// Times that the shortest window is doubled.
     doublings: u32,
     /// Windows since the last surprise or halving.
@@ -165,6 +173,7 @@ impl CostLearner {
             drift: 0.0,
             scatter: 0.0,
             surprises: 0,
+            one_sided: 0,
             doublings: 0,
             calm: 0,
             windows: 0,
@@ -263,18 +272,22 @@ impl CostLearner {
         self.bound_bytes(window, took);
         self.stretch(relative.abs() > SURPRISE);
         if error.abs() <= NOISE * took {
-            self.surprises = 0;
+            (self.surprises, self.one_sided) = (0, 0);
             return;
         }
         let sought = self.seeks();
         let surprise = relative.abs() > SURPRISE.max(SURPRISE_SCATTER * scatter);
         self.surprises = if surprise { self.surprises + 1 } else { 0 };
-        if self.surprises == SURPRISES {
+        let sign = if error > 0.0 { 1 } else { -1 };
+        self.one_sided = if self.one_sided * sign > 0 { self.one_sided + sign } else { sign };
+        let biased = self.one_sided.unsigned_abs() >= ONE_SIDED && self.may_seek();
+        if self.surprises == SURPRISES || biased {
             self.doubt(&parts, error.abs());
-            self.surprises = 0;
+            (self.surprises, self.one_sided) = (0, 0);
             (self.drift, self.scatter) = (0.0, 0.0);
         }
         self.correct(&parts, error, took.max(expected) * window.noise().max(scatter));
+        self.expect_writes_of_a_disk();
         self.bound();
         self.walk();
         if self.seeks() && !sought {
@@ -293,9 +306,17 @@ impl CostLearner {
     /// Gives up what was believed of bytes before the device turned out to seek: then its cache took them.
     fn suppose_disk(&mut self) {
         for byte in &mut self.model[4..] {
-            *byte = byte.min(BYTE_DISK_NS);
+            *byte = byte.clamp(BYTE_DISK_NS.0, BYTE_DISK_NS.1);
         }
         self.doubt_all();
+    }
+
+    /// Draws the cost of a written byte that is above a disk's back to it, as an equation of little weight.
+    fn expect_writes_of_a_disk(&mut self) {
+        let off = (BYTE_DISK_NS.1 - self.model[5]).min(0.0);
+        if self.may_seek() && off < 0.0 {
+            self.correct(&[0.0, 0.0, 0.0, 0.0, 0.0, 1.0], off, BYTE_DEVIATION_SEEKS);
+        }
     }
 
     /// Returns true for a device that seems to move a head.
@@ -530,6 +551,49 @@ mod tests {
             let off = off(&learner, WRITE, bytes, disk(bytes));
             assert!(off < 0.4, "{bytes}: off by {off}, {:?}", learner.cost());
         }
+    }
+
+    /// Eight writes again and again, two of them of 1 MiB: no window tells their costs apart.
+    fn steady_mix() -> impl FnMut() -> (CommandKind, u32) {
+        let mut number = 0;
+        move || {
+            number += 1;
+            (WRITE, if number % 4 == 0 { 1 << 20 } else { 4096 })
+        }
+    }
+
+    #[test]
+    fn errors_of_one_sign_are_unlearned_though_none_is_a_surprise() {
+        let mut learner = CostLearner::new();
+        (learner.model[2], learner.model[5]) = (BASE_NS.0, BYTE_USUAL_NS);
+        learner.variance = [[0.0; UNKNOWNS]; UNKNOWNS];
+        let disk = |_: CommandKind, bytes: u32| 5_000_000 + u64::from(bytes) * 10;
+        run(&mut learner, &mut 0, &mut steady_mix(), &disk, 1000);
+        for bytes in [4096, 1 << 20] {
+            let off = off(&learner, WRITE, bytes, disk(WRITE, bytes));
+            assert!(off < 0.2, "{bytes}: off by {off}, {:?}", learner.cost());
+        }
+    }
+
+    #[test]
+    fn byte_of_a_device_that_may_seek_is_drawn_to_a_disks() {
+        let mut learner = CostLearner::new();
+        (learner.model[2], learner.model[5]) = (200_000.0, 20.0);
+        let mut prng = Prng::new(6);
+        let truth = |_: CommandKind, bytes: u32| 200_000 + u64::from(bytes) * 20;
+        let mut mix = steady_mix();
+        let mut now = 0;
+        for _ in 0..3000 {
+            let part = 80 + prng.below(40);
+            run(
+                &mut learner,
+                &mut now,
+                &mut mix,
+                &|kind, bytes| truth(kind, bytes) * part / 100,
+                8,
+            );
+        }
+        assert!(learner.cost().byte_ps()[1] < 12_000, "{:?}", learner.cost());
     }
 
     #[test]

@@ -27,7 +27,6 @@ const USED: &str = "less of the device is used";
 const WINDOW: &str = "beside 4 KiB a reader waits for a tag and for what is sorted before it";
 const SORTED_READ: &str = "beside 4 KiB the reader waits for more than what the drive leaves";
 const CUT_COMMAND: &str = "beside 256 KiB a reader comes in the middle of a cut command";
-const NOT_CUT: &str = "beside 1 MiB the control does not cut commands, and two are in the device";
 const LIMITED: &str = "large requests are limited and cut, which costs this disk order";
 const CUT: &str = "the control gives 3.5 % for commands that are cut";
 const TURN: &str = "a reader waits for a turn of many of the others";
@@ -64,7 +63,7 @@ const CAUSED: [Caused; 8] = {
     [
         caused_by(DISK, JAIN_TEXT, ELEVATOR, 0.987),
         caused_by(READ, JAIN_TEXT, DIRECTION, 0.981),
-        caused_by(BOTH, LONGEST_TEXT, DIRECTION, 3.77),
+        caused_by(BOTH, LONGEST_TEXT, DIRECTION, 3.95),
         caused_by(BOTH, JAIN_TEXT, DIRECTION, 0.927),
         caused_by(NVME, JAIN_TEXT, DIRECTION, 0.9834),
         caused_by(["nvme", "none", "one-large"], USED_TEXT, FEW, 0.6442),
@@ -113,11 +112,11 @@ const fn open(
 
 const OPEN: &[Open] = &[
     open("hdd-32", "one-large", TIME_TEXT, TIME, 1.548),
-    open("hdd-32", "one-large", USED_TEXT, USED, 0.9343),
-    open("hdd-32", "half-large", TIME_TEXT, TIME, 0.3761),
-    open("hdd-32", "half-large", USED_TEXT, USED, 0.9721),
-    open("hdd-32", "eight-large", TIME_TEXT, TIME, 0.3596),
-    open("hdd-32", "eight-large", USED_TEXT, USED, 0.9894),
+    open("hdd-32", "one-large", USED_TEXT, USED, 0.9885),
+    open("hdd-32", "half-large", TIME_TEXT, TIME, 0.267),
+    open("hdd-32", "half-large", USED_TEXT, USED, 0.9882),
+    open("hdd-32", "eight-large", TIME_TEXT, TIME, 0.273),
+    open("hdd-32", "eight-large", USED_TEXT, USED, 0.9393),
     open("sata", "one-large", TIME_TEXT, TIME, 0.1715),
     open("sata", "one-large", USED_TEXT, USED, 0.9801),
     open("sata", "half-large", TIME_TEXT, TIME, 0.1501),
@@ -143,13 +142,13 @@ const fn named(head: &'static str, what: &'static str, remark: &'static str, tod
 const TWICE: &str = "reads that miss a target of 2 times alone";
 
 const NAMED: &[Named] = &[
+    named("hdd-32, auto depth with bulk reads, targets", TWICE, WORTH, 0.025),
     named("hdd-32, fixed depth with bulk reads, targets", TWICE, WORTH, 0.023),
-    named("hdd-32, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 10.38),
-    named("hdd-5400, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 4.981),
-    named("hdd-10k, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 8.728),
+    named("hdd-32, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 11.03),
+    named("hdd-5400, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 5.887),
+    named("hdd-10k, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 9.818),
     named("hdd-10k, mq-deadline, bulk-sizes read", P99_TEXT, SORTED_READ, 46.55),
     named("sata, mq-deadline, bulk-sizes write", P99_TEXT, CUT_COMMAND, 2.55),
-    named("sata, bfq, bulk-sizes write", P99_TEXT, NOT_CUT, 40.39),
     named("hdd-5400, none, bulk-sizes read", KEPT_TEXT, LIMITED, 0.6076),
     named("hdd-32, mq-deadline, bulk-sizes write", KEPT_TEXT, LIMITED, 0.892),
     named("hdd-10k, mq-deadline, bulk-sizes write", KEPT_TEXT, LIMITED, 0.8773),

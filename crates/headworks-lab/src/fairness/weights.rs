@@ -1,4 +1,4 @@
-//! Exports of unequal weights with requests of one size: does each get its part of the device?
+//! Exports of unequal weights, with requests of one size or of several: does each get its part of the device?
 //!
 //! ```text
 //!   for each load:  the exports together  --> parts of the answers: of one size, so parts of the device time
@@ -21,6 +21,10 @@
 //! **Left.** What the heaviest does not take, within its own goal, is for the others by their weights: beside one of 10000, one of
 //! weight 100 has five times its part when the heaviest has 0.96 of its own, and that is no fault of the order.
 //!
+//! **Sizes.** `--case unequal-sizes` gives each export requests of its own size and prints the part of the device time that each gets of
+//! what its weight asks, in per mille; the time of a request is that of only such requests, 128 outstanding. Nothing is judged: small
+//! ones side by side share a controller, a link or a sorted sweep that beside large ones they do not.
+//!
 //! Judged are exports with at least `ANSWERS_MIN` answers. The usual rows have 32 requests of 4 KiB each, weights 1:7:50;
 //! `--case unequal-all` has other sizes, depths, weights, and reads mixed with writes.
 
@@ -36,10 +40,14 @@ use crate::report::{Goal, Report, Row, Verdict, run_each};
 use crate::row_filter::{GATED, RowFilter};
 
 const TABLE: &str = "exports of unequal weights";
+const SIZES_TABLE: &str = "exports of unequal weights, each with requests of its size";
 /// The case of the usual rows.
 const CASE: &str = "unequal";
 /// The case of all rows, which runs only when it is named.
 const ALL_CASE: &str = "unequal-all";
+
+/// The case of exports with requests of several sizes, which runs only when it is named.
+const SIZES_CASE: &str = "unequal-sizes";
 
 /// What is judged, in the words of the verdicts.
 const HEAVY_TEXT: &str = "part of the heaviest export is off by";
@@ -59,10 +67,18 @@ const ANSWERS_MIN: u64 = 40;
 /// Answers of a run of all exports.
 const ANSWERS: u64 = 6_000;
 const TAGS: u32 = 256;
+/// Requests outstanding of an export whose requests' device time is measured: more than any device needs.
+const COST_DEPTH: u32 = 128;
+const EXPORTS_MAX: usize = 4;
 const THINK_NS: u64 = 4_000;
 
 /// Weights of three or four exports; the heaviest is the last.
 const WEIGHTS: [&[u16]; 3] = [&[1, 7, 50], &[1, 2, 4, 10], &[1, 100, 10_000]];
+
+/// Weights of exports that differ by their requests alone.
+const EVEN: &[u16] = &[100, 100, 100];
+/// Bytes of requests that rise and that fall with the weights.
+const SIZES: [[u32; EXPORTS_MAX]; 2] = [[KIB4, 16 * KIB4, MIB, MIB], [MIB, 16 * KIB4, KIB4, KIB4]];
 
 /// The exports' requests and the queue.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +88,8 @@ struct Load {
     scheduler: Scheduler,
     op: Op,
     write_percent: u32,
-    bytes: u32,
+    /// Bytes of a request of each export.
+    bytes: [u32; EXPORTS_MAX],
     depth: u32,
     weights: &'static [u16],
 }
@@ -83,7 +100,10 @@ struct Load {
 /// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     let loads: Vec<Load> = all().into_iter().filter(|load| load.is_in(filter)).collect();
-    let rows = run_each("fairness of weights", &loads, |load| load.row(filter.seed))?;
+    let rows = run_each("fairness of weights", &loads, |load| match load.case {
+        SIZES_CASE => load.sizes_row(filter.seed),
+        _ => load.row(filter.seed),
+    })?;
     let notes = vec![
         "an export each with one connection; default options, the device announces its depth; `part` of the best baseline, \
          `possible` with the window that weights allow"
@@ -107,15 +127,24 @@ fn all() -> Vec<Load> {
                 weights,
             };
             for kind in [(Op::Read, 0), (Op::Write, 0)] {
-                loads.push(load(CASE, kind, KIB4, 32, WEIGHTS[0]));
+                loads.push(load(CASE, kind, [KIB4; EXPORTS_MAX], 32, WEIGHTS[0]));
             }
             for kind in [(Op::Read, 0), (Op::Write, 0), (Op::Read, 50)] {
                 for bytes in [KIB4, 4 * KIB4, 16 * KIB4, MIB] {
                     for (depth, weights) in
                         [1, 8, 32, 128].into_iter().flat_map(|n| WEIGHTS.map(|w| (n, w)))
                     {
-                        loads.push(load(ALL_CASE, kind, bytes, depth, weights));
+                        loads.push(load(ALL_CASE, kind, [bytes; EXPORTS_MAX], depth, weights));
                     }
+                }
+            }
+            for (kind, bytes) in
+                [(Op::Read, 0), (Op::Write, 0)].into_iter().flat_map(|k| SIZES.map(|b| (k, b)))
+            {
+                for (depth, weights) in
+                    [32, 128].into_iter().flat_map(|n| [WEIGHTS[0], EVEN].map(|w| (n, w)))
+                {
+                    loads.push(load(SIZES_CASE, kind, bytes, depth, weights));
                 }
             }
         }
@@ -165,8 +194,8 @@ impl Load {
         let job = |export: usize| JobOptions {
             op: self.op,
             write_percent: self.write_percent,
-            bs: self.bytes,
-            end: size / u64::from(self.bytes) * u64::from(self.bytes),
+            bs: self.bytes[export],
+            end: size / u64::from(self.bytes[export]) * u64::from(self.bytes[export]),
             iodepth: self.depth,
             think_ns: THINK_NS,
             export: ExportId(export as u16),
@@ -201,7 +230,61 @@ impl Load {
     }
 
     fn runtime_ns(&self) -> u64 {
-        (ANSWERS * self.device.about_ns(self.op, self.bytes)).max(SEC / 10)
+        let of = self.bytes[..self.weights.len()].iter();
+        let sum: u64 = of.map(|&bytes| self.device.about_ns(self.op, bytes)).sum();
+        (ANSWERS * sum / self.weights.len() as u64).max(SEC / 10)
+    }
+
+    fn head(&self, table: &str) -> Row {
+        let op = match (self.op, self.write_percent) {
+            (Op::Read, 0) => "read",
+            (Op::Read, _) => "both",
+            _ => "write",
+        };
+        Row::new(table)
+            .with("device", self.device.name())
+            .with("scheduler", self.scheduler.name())
+            .with("case", self.case)
+            .with("op", op)
+    }
+
+    /// Whether the heaviest export cannot reach its part of `total`: `alone` is what it reaches without the others.
+    fn is_limited(&self, alone: u64, total: u64) -> bool {
+        let heaviest = f64::from(self.weights[self.heaviest()]) / self.sum();
+        let outstanding = self.depth * self.weights.len() as u32;
+        (alone as f64) < ALONE * heaviest * total as f64
+            || outstanding <= self.device.queue_depth(TAGS)
+    }
+
+    /// Device time of a request of an export in ns, from a run of it alone.
+    fn cost(&self, export: usize, seed: u64) -> Result<u64, ConfigError> {
+        let alone = Self { depth: COST_DEPTH, scheduler: Scheduler::None, ..*self };
+        let bios = alone.answers(TagPolicy::Fair, seed, self.weights, TAGS, Some(export))?;
+        Ok(self.runtime_ns() / bios.iter().sum::<u64>().max(1))
+    }
+
+    fn sizes_row(&self, seed: u64) -> Result<Row, ConfigError> {
+        let exports = 0..self.weights.len();
+        let costs: Vec<u64> = exports.map(|one| self.cost(one, seed)).collect::<Result<_, _>>()?;
+        let bios = self.answers(TagPolicy::Fair, seed, self.weights, TAGS, None)?;
+        let times: Vec<u64> = bios.iter().zip(&costs).map(|(bios, cost)| bios * cost).collect();
+        let (total, heaviest) = (times.iter().sum::<u64>().max(1), self.heaviest());
+        let alone = self.answers(TagPolicy::Fair, seed, self.weights, TAGS, Some(heaviest))?;
+        let limited = self.is_limited(alone.iter().sum::<u64>() * costs[heaviest], total);
+        let part = |(&time, &weight): (&u64, &u16)| {
+            (1e3 * time as f64 / total as f64 * self.sum() / f64::from(weight)) as u64
+        };
+        let kib: Vec<u32> = self.bytes[..bios.len()].iter().map(|bytes| bytes >> 10).collect();
+        Ok(self
+            .head(SIZES_TABLE)
+            .with("kib", kib)
+            .with("depth", self.depth)
+            .with("weights", self.weights.to_vec())
+            .with("ms", self.runtime_ns() / MS)
+            .with("bios", bios)
+            .with("cost_ns", costs)
+            .with("limited", u32::from(limited))
+            .with("per_mille", times.iter().zip(self.weights).map(part).collect::<Vec<_>>()))
     }
 
     fn row(&self, seed: u64) -> Result<Row, ConfigError> {
@@ -219,23 +302,12 @@ impl Load {
             false => best,
         };
         let total: u64 = bios.iter().sum();
-        let heaviest = f64::from(self.weights[self.heaviest()]) / self.sum();
-        let outstanding = self.depth * self.weights.len() as u32;
-        let limited = (alone as f64) < ALONE * heaviest * total as f64
-            || outstanding <= self.device.queue_depth(TAGS);
+        let limited = self.is_limited(alone, total);
         let off = if limited { vec![0.0; bios.len()] } else { off_by(self.weights, &bios) };
         let others = off[..self.heaviest()].iter().copied().fold(0.0, f64::max);
-        let op = match (self.op, self.write_percent) {
-            (Op::Read, 0) => "read",
-            (Op::Read, _) => "both",
-            _ => "write",
-        };
-        Ok(Row::new(TABLE)
-            .with("device", self.device.name())
-            .with("scheduler", self.scheduler.name())
-            .with("case", self.case)
-            .with("op", op)
-            .with("kib", self.bytes >> 10)
+        Ok(self
+            .head(TABLE)
+            .with("kib", self.bytes[0] >> 10)
             .with("depth", self.depth)
             .with("weights", self.weights.to_vec())
             .with("tags", TAGS)
@@ -325,7 +397,7 @@ mod tests {
             scheduler,
             op: Op::Read,
             write_percent: 0,
-            bytes: KIB4,
+            bytes: [KIB4; EXPORTS_MAX],
             depth,
             weights: WEIGHTS[0],
         }
@@ -368,6 +440,20 @@ mod tests {
         let row = load(Scheduler::None, 8).row(1).unwrap();
         assert_eq!((row.int("limited"), row.real("off")), (1, 0.0));
         assert_eq!(judge(&[row]).len(), 1, "throughput alone is judged");
+    }
+
+    #[test]
+    fn small_writes_of_little_weight_get_no_large_part_of_a_disk() {
+        let sizes = Load {
+            case: SIZES_CASE,
+            device: Device::Disk,
+            op: Op::Write,
+            bytes: SIZES[0],
+            ..load(Scheduler::MqDeadline, 32)
+        };
+        // 18 parts of theirs when their cost was not learned.
+        let parts = sizes.sizes_row(1).unwrap().ints("per_mille");
+        assert!(parts.iter().all(|part| (500..2000).contains(part)), "{parts:?}");
     }
 
     #[test]
