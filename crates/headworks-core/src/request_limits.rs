@@ -66,7 +66,6 @@ pub(crate) fn round_to_block(limit: u32, block: u32) -> u32 {
 
 /// Returns how many of `left` bytes at `at` go into a command that takes at most `most`, some blocks. What is cut is cut at a multiple of
 /// `grain` of the disk where that is in reach: a kill between two commands leaves each grain old or new.
-#[inline]
 pub(crate) fn cut(at: u64, left: u32, most: u32, grain: u32) -> u32 {
     debug_assert!(grain.is_power_of_two(), "ends are rounded by a mask");
     let over = (at + u64::from(most)) as u32 & (grain - 1);

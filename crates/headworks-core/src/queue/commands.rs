@@ -118,26 +118,33 @@ impl Queue {
     }
 
     /// Returns the operation, offset and length of a request's next command.
+    #[inline]
     fn command(&self, request: &Request) -> (Op, u64, u32) {
         debug_assert!(request.done <= request.len, "no more is done than was asked for");
         let at = request.offset + u64::from(request.done);
         let left = request.len - request.done;
-        match request.op {
-            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                let step = round_to_block(self.limits.device().max_bytes, self.block_size(request));
-                (Op::Write, at, cut(at, left, step, GRAIN))
-            }
+        let (op, len) = match request.op {
+            Op::WriteZeroes | Op::Discard => self.step(request, at, left),
+            op => (op, left),
+        };
+        (op, at, len)
+    }
+
+    /// Returns the operation and length of the next step of a request without data, of which `left` bytes at `at` are not done.
+    #[cold]
+    fn step(&self, request: &Request, at: u64, left: u32) -> (Op, u32) {
+        let block = self.block_size(request);
+        let granule = block.max(self.options.discard_granularity);
+        let (op, most, block, grain) = match request.op {
             Op::Discard => {
-                let granule = self.block_size(request).max(self.options.discard_granularity);
-                let step = round_to_block(self.options.discard_max_bytes, granule);
-                (request.op, at, cut(at, left, step, granule.max(GRAIN)))
+                (Op::Discard, self.options.discard_max_bytes, granule, granule.max(GRAIN))
             }
-            Op::WriteZeroes => {
-                let step = round_to_block(self.options.discard_max_bytes, self.block_size(request));
-                (request.op, at, cut(at, left, step, GRAIN))
+            _ if request.is(Request::ZERO_AS_DATA) => {
+                (Op::Write, self.limits.device().max_bytes, block, GRAIN)
             }
-            op => (op, at, left),
-        }
+            op => (op, self.options.discard_max_bytes, block, GRAIN),
+        };
+        (op, cut(at, left, round_to_block(most, block), grain))
     }
 
     /// Adds a request's next command to the actions, with its segments.
