@@ -2,8 +2,8 @@
 
 use crate::options::QueueOptions;
 
-/// The part of a disk that a kill leaves old or new: no request is cut within one.
-pub(crate) const GRAIN: u32 = 4096;
+/// Bytes of a part of a disk that a kill leaves old or new: no request is cut within one.
+pub const GRAIN: u32 = 4096;
 
 /// The device's limits on one data request.
 #[derive(Clone, Copy, Debug)]

@@ -117,48 +117,42 @@ impl Queue {
         behind.then_some(Err(IoError::TimedOut))
     }
 
-    /// Returns the operation, offset and length of a request's next command.
-    #[inline]
+    /// Returns the operation, offset and length of a request's next command: all that is left of one with data, a step of a long one
+    /// without.
     fn command(&self, request: &Request) -> (Op, u64, u32) {
         debug_assert!(request.done <= request.len, "no more is done than was asked for");
         let at = request.offset + u64::from(request.done);
         let left = request.len - request.done;
-        let (op, len) = match request.op {
-            Op::WriteZeroes | Op::Discard => self.step(request, at, left),
-            op => (op, left),
-        };
-        (op, at, len)
-    }
-
-    /// Returns the operation and length of the next step of a request without data, of which `left` bytes at `at` are not done.
-    #[cold]
-    fn step(&self, request: &Request, at: u64, left: u32) -> (Op, u32) {
         let block = self.block_size(request);
         let granule = block.max(self.options.discard_granularity);
         let (op, most, block, grain) = match request.op {
+            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
+                (Op::Write, self.limits.device().max_bytes, block, GRAIN)
+            }
+            Op::WriteZeroes => (Op::WriteZeroes, self.options.discard_max_bytes, block, GRAIN),
             Op::Discard => {
                 (Op::Discard, self.options.discard_max_bytes, granule, granule.max(GRAIN))
             }
-            _ if request.is(Request::ZERO_AS_DATA) => {
-                (Op::Write, self.limits.device().max_bytes, block, GRAIN)
-            }
-            op => (op, self.options.discard_max_bytes, block, GRAIN),
+            op => return (op, at, left),
         };
-        (op, cut(at, left, round_to_block(most, block), grain))
+        (op, at, cut(at, left, round_to_block(most, block), grain))
     }
 
     /// Adds a request's next command to the actions, with its segments.
     fn push_command(&self, pools: &mut Pools, id: SlotId) {
         let request = &pools.slots[id];
-        let (op, offset, len) = self.command(request);
         let first_segment = pools.actions.segments.len();
-        if request.op.has_data() {
+        let (op, offset, len) = if request.op.has_data() {
             push_segments(request, &pools.bios, self.limits.device(), &mut pools.actions.segments);
-        } else if request.op == Op::BlockStatus {
-            // The list goes into the buffer of its one bio, whole.
-            let bio = pools.bios[request.bios.head].bio.id;
-            pools.actions.segments.push(Segment { bio, offset: 0, len: EXTENTS_BYTES });
-        }
+            (request.op, request.offset + u64::from(request.done), request.len - request.done)
+        } else {
+            if request.op == Op::BlockStatus {
+                // The list goes into the buffer of its one bio, whole.
+                let bio = pools.bios[request.bios.head].bio.id;
+                pools.actions.segments.push(Segment { bio, offset: 0, len: EXTENTS_BYTES });
+            }
+            self.command(request)
+        };
         let segments = (pools.actions.segments.len() - first_segment) as u16;
         let fua = request.op == Op::Write && self.options.fua;
         let flags = if fua { request.flags } else { request.flags.without(BioFlags::FUA) };

@@ -2,15 +2,13 @@
 
 use headworks_core::Op;
 use headworks_core::extent::EXTENTS_BYTES;
+use headworks_core::request_limits::GRAIN;
 
 use headworks::Command;
 use headworks::driver::Span;
 
 /// Addresses of memory that direct I/O takes are multiples of a block, but of no more than this: pools give pages.
 const MEMORY_ALIGN: u64 = 4096;
-
-/// The part of a disk that a kill between two rounds leaves old or new, but for the ends of a command.
-const GRAIN: u64 = 4096;
 
 /// The blocks of a volume, which takes ranges that begin and end at multiples of one. A volume that ends within its last block has all of
 /// it: bytes beyond its end are written back as they were read.
@@ -124,7 +122,7 @@ impl WholeBlocks {
 
     /// Where a round ends that begins at `start`: at a multiple of [`GRAIN`] of the disk, if the buffer reaches one.
     fn reach(&self, start: u64, chunk: u64) -> u64 {
-        let (end, whole) = (start + chunk, (start + chunk) & !(GRAIN - 1));
+        let (end, whole) = (start + chunk, (start + chunk) & !(u64::from(GRAIN) - 1));
         if whole > start + self.block { whole } else { end }
     }
 
