@@ -11,8 +11,7 @@
 //! equation in six unknowns: four bases and two costs of a byte. They are solved as they come by a Kalman filter whose state
 //! walks at random: a mix that says nothing about one unknown leaves it where it was, an unusual mix says much, and what was
 //! learned longest ago counts least. An error within the noise teaches nothing, so a steady mix cannot drift away. Several
-//! surprises in a row mean that the device has changed, and many errors of one sign that the model is wrong, however small they are: then
-//! the certainty is given up. Without the second a base at its lower bound, whose walk is a part of it, never left it.
+//! surprises in a row mean that the device has changed: then the certainty is given up.
 //!
 //! A drive that acknowledges writes from a cache misleads in one way: a large write waits until the cache has room for it, while
 //! small ones that were acknowledged long ago are written, so it seems to cost their time; charged so, large writes come seldom,
@@ -22,7 +21,9 @@
 //! - Errors of such a device that scatter are noise, as large as they scatter: the drive works off at one time what it
 //!   acknowledged at another. Errors that agree with each other are not.
 //! - What windows do not tell apart drifts: a seek's time becomes that of the bytes beside it. While the device may seek, a written byte
-//!   that seems to cost more than a disk's is drawn back to that, so far as the windows allow. Reads end when they are done.
+//!   that seems to cost more than a disk's is drawn back to that, so far as the windows allow.
+//! - A base that came to its lower bound so would never leave it, as its walk is a part of it. Many errors of one sign in windows of
+//!   writes mean that the model is wrong, however small they are: the certainty is given up.
 //! - Parts of an unfinished command are no equation: a window has several whole ones.
 //!
 //! Only windows in which requests waited all the time are used: a device that is not busy shows its latency, not its cost.
@@ -88,7 +89,7 @@ const SURPRISE_SCATTER: f64 = 1.25;
 /// Surprises in a row that mean a changed device.
 const SURPRISES: u32 = 4;
 
-/// Windows in a row with errors of one sign that mean a wrong model, however small they are: one sign so often by chance is 1 of 2000.
+/// Windows in a row with errors of one sign that mean a wrong model. By chance this is 1 of 2000.
 const ONE_SIDED: u32 = 12;
 
 /// Relative random walk of an unknown in a window that teaches: a tenth of it in a hundred windows.
@@ -280,7 +281,8 @@ impl CostLearner {
         self.surprises = if surprise { self.surprises + 1 } else { 0 };
         let sign = if error > 0.0 { 1 } else { -1 };
         self.one_sided = if self.one_sided * sign > 0 { self.one_sided + sign } else { sign };
-        let biased = self.one_sided.unsigned_abs() >= ONE_SIDED && self.may_seek();
+        let is_cached = window.bytes[1] > 0 && self.may_seek();
+        let biased = is_cached && self.one_sided.unsigned_abs() >= ONE_SIDED;
         if self.surprises == SURPRISES || biased {
             self.doubt(&parts, error.abs());
             (self.surprises, self.one_sided) = (0, 0);
@@ -313,9 +315,9 @@ impl CostLearner {
 
     /// Draws the cost of a written byte that is above a disk's back to it, as an equation of little weight.
     fn expect_writes_of_a_disk(&mut self) {
-        let off = (BYTE_DISK_NS.1 - self.model[5]).min(0.0);
-        if self.may_seek() && off < 0.0 {
-            self.correct(&[0.0, 0.0, 0.0, 0.0, 0.0, 1.0], off, BYTE_DEVIATION_SEEKS);
+        let over = self.model[5] - BYTE_DISK_NS.1;
+        if over > 0.0 && self.may_seek() {
+            self.correct(&[0.0, 0.0, 0.0, 0.0, 0.0, 1.0], -over, BYTE_DEVIATION_SEEKS);
         }
     }
 
@@ -553,7 +555,7 @@ mod tests {
         }
     }
 
-    /// Eight writes again and again, two of them of 1 MiB: no window tells their costs apart.
+    /// Four writes again and again, one of them of 1 MiB: no window tells their costs apart.
     fn steady_mix() -> impl FnMut() -> (CommandKind, u32) {
         let mut number = 0;
         move || {
@@ -576,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_of_a_device_that_may_seek_is_drawn_to_a_disks() {
+    fn written_byte_of_a_device_that_may_seek_is_drawn_to_a_disks() {
         let mut learner = CostLearner::new();
         (learner.model[2], learner.model[5]) = (200_000.0, 20.0);
         let mut prng = Prng::new(6);

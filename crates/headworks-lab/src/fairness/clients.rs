@@ -297,15 +297,10 @@ impl Load {
     }
 
     fn head(&self, table: &str, policy: TagPolicy) -> Row {
-        let op = match (self.op, self.write_percent) {
-            (Op::Read, 0) => "read",
-            (Op::Read, _) => "both",
-            _ => "write",
-        };
         Row::new(table)
             .with("device", self.device.name())
             .with("scheduler", self.scheduler.name())
-            .with("op", op)
+            .with("op", op_name(self.op, self.write_percent))
             .with("tags", self.tags)
             .with("policy", policy.name())
     }
@@ -387,6 +382,15 @@ impl Load {
             .with("failed", failed(counts))
             .with(SETTINGS, counts.settings.clone())
             .with("hash", format!("{:016x}", counts.hash))
+    }
+}
+
+/// The name of an operation in rows, of which `write_percent` of the reads are writes.
+pub(super) const fn op_name(op: Op, write_percent: u32) -> &'static str {
+    match (op, write_percent) {
+        (Op::Read, 0) => "read",
+        (Op::Read, _) => "both",
+        _ => "write",
     }
 }
 

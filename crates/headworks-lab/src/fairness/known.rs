@@ -142,7 +142,6 @@ const fn named(head: &'static str, what: &'static str, remark: &'static str, tod
 const TWICE: &str = "reads that miss a target of 2 times alone";
 
 const NAMED: &[Named] = &[
-    named("hdd-32, auto depth with bulk reads, targets", TWICE, WORTH, 0.025),
     named("hdd-32, fixed depth with bulk reads, targets", TWICE, WORTH, 0.023),
     named("hdd-32, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 11.03),
     named("hdd-5400, mq-deadline, bulk-sizes write", P99_TEXT, WINDOW, 5.887),

@@ -31,7 +31,7 @@
 use headworks_core::time::{MS, SEC};
 use headworks_core::{ConfigError, ExportConfig, ExportId, Op, QueueOptions, Scheduler};
 
-use super::clients::KIB4;
+use super::clients::{KIB4, op_name};
 use super::device::{Device, MIB};
 use super::mechanism::Setup;
 use crate::baseline::TagPolicy;
@@ -236,16 +236,11 @@ impl Load {
     }
 
     fn head(&self, table: &str) -> Row {
-        let op = match (self.op, self.write_percent) {
-            (Op::Read, 0) => "read",
-            (Op::Read, _) => "both",
-            _ => "write",
-        };
         Row::new(table)
             .with("device", self.device.name())
             .with("scheduler", self.scheduler.name())
             .with("case", self.case)
-            .with("op", op)
+            .with("op", op_name(self.op, self.write_percent))
     }
 
     /// Whether the heaviest export cannot reach its part of `total`: `alone` is what it reaches without the others.
