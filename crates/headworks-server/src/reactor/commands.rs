@@ -179,6 +179,7 @@ impl Reactor {
         let of =
             |all: &[usize], export: ExportId| all.get(usize::from(export.0)).map_or(0, |it| *it);
         let (shard, id) = (self.parts.driver.shard(), self.parts.id);
+        let deleted = self.parts.deleted_volumes();
         let report = |export: &ServedExport| {
             let volume = export.binding.volume;
             let mut failed = Vec::new();
@@ -198,7 +199,7 @@ impl Reactor {
                     && shard.device_state(export.binding.device) == Some(DeviceState::Stuck),
                 frozen: self.door.freezes.holds(volume),
                 refuses: self.door.exports.refuses(export.binding.export),
-                deleted: self.parts.finds_deleted(volume),
+                deleted: deleted.contains(&volume),
             }
         };
         self.door.exports.all().map(report).collect()

@@ -64,13 +64,13 @@ impl ReactorParts {
         self.driver.shard().room().saturating_sub(kept.saturating_add(wanted))
     }
 
-    /// Whether the image of a volume was found without a name; the next question hears of one that loses it now.
-    pub(super) fn finds_deleted(&self, volume: VolumeId) -> bool {
-        let file = self.files.iter().find(|file| file.volume == volume);
-        file.is_some_and(|file| {
+    /// Volumes whose images were found without a name; the next question hears of those that lose it now.
+    pub(super) fn deleted_volumes(&self) -> Vec<VolumeId> {
+        let deleted = |file: &WatchedFile| {
             file.ask(&self.watcher);
-            file.is_deleted()
-        })
+            file.is_deleted().then_some(file.volume)
+        };
+        self.files.iter().filter_map(deleted).collect()
     }
 
     /// Whether no device has a command, not even one that timed out: it uses memory, and the number of a descriptor, that end with the
