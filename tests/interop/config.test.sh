@@ -65,6 +65,12 @@ one_too_many() { # each section of three lines
     [ "$(grep -c 'e1024. is one too many' "$DIR/said")" -eq 1 ] && grep -q 'wrong.toml:307[45]:.*e1024' "$DIR/said"
 }
 check "one export too many is told once, with its line" one_too_many
+twins() {
+    printf '[[export]]\nname = "a"\nnull.size = "1M"\n%.0s' 1 2 >"$DIR/wrong.toml"
+    ! timeout 20 "$HEADWORKS" serve --config "$DIR/wrong.toml" 2>"$DIR/said"
+    grep -q 'wrong.toml:5:8: two exports are named `a`' "$DIR/said" || { cat "$DIR/said"; return 1; }
+}
+check "a start names the line of the second of two exports of one name" twins
 hidden='[[export]]\nname = "a"\nweight = 0\nioprio = "best"\nfile = { path = "/no/dir/x.img", size = "1G" }\n'
 check "wrong options of an export do not hide that its directory is missing" wrong 2 "[server]\nstrict = true\n$hidden" \
     "5:1: export a: weight: \`0\`" "6:1: export a: ioprio: " "4:8: export a: cannot create /no/dir/x.img: no such directory: /no/dir"

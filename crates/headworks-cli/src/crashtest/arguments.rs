@@ -10,6 +10,7 @@ use headworks_server::{parse_size, parse_time};
 
 use super::files::FileSystem;
 use crate::known_words::{FILE_SYSTEMS, MODELS};
+use crate::serve::check::missing_folder;
 
 /// Arguments of the command.
 #[derive(Args)]
@@ -171,8 +172,7 @@ impl CrashtestArgs {
 
     /// A report that could not be written when the test has ended.
     pub fn homeless(&self) -> Option<String> {
-        let path = std::path::absolute(self.junit.as_ref()?).ok()?;
-        let folder = path.parent().filter(|folder| !folder.is_dir())?;
+        let folder = missing_folder(self.junit.as_ref()?)?;
         Some(format!("junit: no such directory: {}", folder.display()))
     }
 

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use headworks::house::display_size;
-use headworks_core::{ConfigError, Tunable};
+use headworks_core::Tunable;
 use headworks_nbd::tls::TlsMode;
-use headworks_server::config::{ConfigFile, ExportSection, Problem, Problems, Setting, Tuned};
+use headworks_server::config::{ConfigFile, Problem, Problems, Setting, Tuned};
 use headworks_server::{
     AccessSpec, Assembly, BaseDevice, CacheSize, ExportSpec, ListenerSpec, MissingImage, Server,
     ServerOptions, parse_switch, slow_limit,
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::address::named_addresses;
 use super::announce;
 use super::announced_export::shown_export;
-use super::layers::blame;
+use super::layers::{blame, problem_of, shown_name};
 use super::source::{LoadedFile, load};
 use super::{
     EffectiveOptions, OptionError, OptionSources, cache_file, images, listen, memory, plan,
@@ -133,10 +133,7 @@ fn report_with_images(
     let (assembly, refused) = Assembly::inspect(specs, missing);
     problems.0.extend(path_errors(config));
     let of_image = |(index, error)| problem_of(config, specs, (Some(index), error));
-    let found: Vec<Problem> = refused.into_iter().map(of_image).collect();
-    // What the options alone show is found without a position, too.
-    problems.0.retain(|known| !found.iter().any(|one| known.what.ends_with(&one.what)));
-    problems.0.extend(found);
+    problems.0.extend(refused.into_iter().map(of_image));
     problems.0.sort();
     problems.0.dedup();
     let code = report_error_as(options, &OptionError::Invalid(problems));
@@ -197,7 +194,8 @@ fn path_errors(config: &ConfigFile) -> Vec<Problem> {
     wrong.chain(covered).chain(sockets).collect()
 }
 
-fn missing_folder(path: &Path) -> Option<PathBuf> {
+/// The directory of a path, if there is none.
+pub fn missing_folder(path: &Path) -> Option<PathBuf> {
     let folder = std::path::absolute(path).ok()?.parent()?.to_owned();
     (!folder.is_dir()).then_some(folder)
 }
@@ -225,36 +223,6 @@ fn start_errors(
     // In the order of the file.
     errors.sort();
     (assembly, errors.iter().map(Problem::to_string).collect())
-}
-
-/// An error of an inspection, with the position of its export if it has one.
-fn problem_of(
-    config: &ConfigFile,
-    specs: &[ExportSpec],
-    (index, error): (Option<usize>, ConfigError),
-) -> Problem {
-    // Disabled exports have no specification.
-    let of = |index: usize| config.exports.iter().find(|one| one.name == specs[index].name);
-    match index.and_then(of) {
-        Some(export) => image_problem(export, &error),
-        None => blame(config, &error),
-    }
-}
-
-/// Error about the image of an export, with the position of the export.
-fn image_problem(export: &ExportSection, error: &ConfigError) -> Problem {
-    // A message about the path names it; one about the export names that.
-    let what = match error.option {
-        "path" | "export" => error.message.to_string(),
-        _ => error.to_string(),
-    };
-    let name = shown_name(&export.name);
-    let what = if error.option == "export" { what } else { format!("export {name}: {what}") };
-    Problem::new(&export.origin, what)
-}
-
-fn shown_name(name: &str) -> &str {
-    if name.is_empty() { "default" } else { name }
 }
 
 fn summary(

@@ -21,7 +21,7 @@ use headworks_core::ConfigError;
 use headworks_server::config::{
     ConfigFile, ExportSection, ListenSection, Origin, Problem, Problems, Setting, TenantSection,
 };
-use headworks_server::parse_switch;
+use headworks_server::{ExportSpec, parse_switch};
 
 use super::source::{LoadedFile, load};
 use super::table::OptionTable;
@@ -131,12 +131,42 @@ pub fn resolve(
     Ok(EffectiveOptions { options, config, notes, overridden })
 }
 
-/// Error about the value of a command line argument.
 /// An error with the position of the option that it names.
 pub(super) fn blame(config: &ConfigFile, error: &ConfigError) -> Problem {
     let said = config.server.iter().find(|setting| setting.name == error.option);
     let origin = said.map_or(&Origin::CommandLine, |setting| &setting.origin);
     Problem::new(origin, error.to_string())
+}
+
+/// An error with the position of its export, if it has one.
+pub(super) fn problem_of(
+    config: &ConfigFile,
+    specs: &[ExportSpec],
+    (index, error): (Option<usize>, ConfigError),
+) -> Problem {
+    // Disabled exports have no specification.
+    let of = |index: usize| config.exports.iter().find(|one| one.name == specs[index].name);
+    match index.and_then(of) {
+        Some(export) => image_problem(export, &error),
+        None => blame(config, &error),
+    }
+}
+
+/// Error about the image of an export, with the position of the export.
+fn image_problem(export: &ExportSection, error: &ConfigError) -> Problem {
+    // A message about the path names it; one about the export names that.
+    let what = match error.option {
+        "path" | "export" => error.message.to_string(),
+        _ => error.to_string(),
+    };
+    let name = shown_name(&export.name);
+    let what = if error.option == "export" { what } else { format!("export {name}: {what}") };
+    Problem::new(&export.origin, what)
+}
+
+/// The name of an export, as operators call the one without.
+pub(super) fn shown_name(name: &str) -> &str {
+    if name.is_empty() { "default" } else { name }
 }
 
 fn usage(error: impl fmt::Display) -> OptionError {

@@ -7,7 +7,7 @@ use headworks_server::{ClientLimits, ExportSpec, MissingImage, ServerOptions, pa
 
 use super::ServeArgs;
 use super::address::{absolute, named_addresses, unix_mode};
-use super::layers::{EffectiveOptions, blame};
+use super::layers::{EffectiveOptions, blame, problem_of};
 use super::listen::{plan_access, uses_tls};
 use super::memory;
 use super::peer_words::plugin_answer;
@@ -57,7 +57,8 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
         let message = "nothing to serve; name an image, or a configuration file with an [[export]] (--config)";
         return Err(one(Problem::new(&Origin::CommandLine, message)));
     }
-    headworks_server::check_exports(&specs).map_err(blamed)?;
+    headworks_server::check_exports(&specs)
+        .map_err(|(index, error)| one(problem_of(config, &specs, (Some(index), error))))?;
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
     if let Some(spec) = specs.iter().find(cached).filter(|_| server.cache == 0) {
         let message = format!(

@@ -28,7 +28,7 @@ pub const OVERVIEW: [(&str, &str); 11] = [
     ("oldest", "age of its oldest request that is not answered"),
     (
         "state",
-        "number of errors since the last table, and serving, refusing, suspect, stuck, frozen, absent",
+        "number of errors since the last table, and serving, refusing, suspect, stuck, frozen, deleted, absent",
     ),
 ];
 

@@ -65,7 +65,7 @@ struct ServedFile {
 
 /// Makes the exports match `wanted`; see [`crate::Reloader::reconcile`].
 pub fn reconcile(live: &LiveChanges, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
-    assemble::check_exports(&wanted)?;
+    assemble::check_exports(&wanted).map_err(|(_, error)| error)?;
     *lock(&live.configured) = wanted.clone();
     let mut reload = ReloadReport::default();
     // Exports whose removal is in progress count as gone; adding one of them may fail.

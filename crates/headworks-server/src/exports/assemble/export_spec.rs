@@ -119,13 +119,8 @@ fn is_meant_as_name(word: &str, spec: &str) -> bool {
 /// Checks a list of exports without opening anything.
 ///
 /// # Errors
-/// A size is missing or 0, or a name occurs twice.
-pub fn check_exports(exports: &[ExportSpec]) -> Result<(), ConfigError> {
-    check_each(exports).map_err(|(_, error)| error)
-}
-
-/// As [`check_exports`]; an error comes with the index of its export.
-pub(super) fn check_each(exports: &[ExportSpec]) -> Result<(), (usize, ConfigError)> {
+/// A size is missing or 0, a name occurs twice, or there are too many: with the index of the export.
+pub fn check_exports(exports: &[ExportSpec]) -> Result<(), (usize, ConfigError)> {
     if let Some(export) = exports.get(EXPORTS_MAX) {
         let name = shown_name(&export.name);
         let message =
@@ -287,6 +282,7 @@ mod tests {
         let checked = |name: &str| {
             let spec = Spec::parse("mem:size=1M").unwrap();
             check_exports(&[ExportSpec::new(name.to_owned(), spec, false)])
+                .map_err(|(_, error)| error)
         };
         assert!(checked("").is_ok() && checked(&"n".repeat(STRING_BYTES_MAX)).is_ok());
         let long = checked(&"n".repeat(STRING_BYTES_MAX + 1)).unwrap_err();

@@ -35,7 +35,6 @@ use range::Table;
 use side_by_side::{LateImage, OpenedOrNot, OpeningImages};
 
 pub(crate) use export_spec::EXPORTS_MAX;
-use export_spec::check_each;
 pub(crate) use export_spec::shown_name;
 pub use export_spec::{ExportSource, ExportSpec, NamedDevice, check_exports};
 pub use tenant_spec::TenantSpec;
@@ -178,7 +177,7 @@ impl Assembly {
         within: Option<Duration>,
     ) -> (Self, Vec<(usize, ConfigError)>) {
         let (mut refused, mut late) = (Vec::new(), Vec::new());
-        if let Err(wrong) = check_each(exports) {
+        if let Err(wrong) = check_exports(exports) {
             return (builder.finish(), vec![wrong]);
         }
         let write = |export: &ExportSpec| wants_write(exports, export);
@@ -641,7 +640,7 @@ mod tests {
             let spec = Spec::parse("null:size=1M").unwrap();
             let export = |name: &&str| ExportSpec::new((*name).to_owned(), spec.clone(), false);
             let exports: Vec<ExportSpec> = names.iter().map(export).collect();
-            check_exports(&exports).map_err(|error| error.message.to_string())
+            check_exports(&exports).map_err(|(_, error)| error.message.to_string())
         };
         assert_eq!(checked(&["", "a"]), Ok(()));
         assert_eq!(checked(&["default", "a"]), Ok(()));
